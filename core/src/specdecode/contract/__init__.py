@@ -1,0 +1,45 @@
+"""The Proposer contract: all a plugin author reads. Importing it imports no torch.
+
+See ``docs/contract.md`` for the rules behind it.
+"""
+
+from .config import MAX_SPECULATIVE_TOKENS, DraftModelFields, LengthFields, option, within
+from .drafts import Drafts
+from .errors import ConfigError, SpecdecodeError, Undeclared, Unsupported
+from .needs import (
+    EMBED,
+    EXTRA_LAYERS,
+    FINAL,
+    LM_HEAD,
+    KVSpec,
+    Memory,
+    Needs,
+    Place,
+    Probs,
+    Ranks,
+    Shape,
+    Tap,
+    Tokens,
+)
+from .proposer import Bucket, Proposer, Resources, TargetHandle
+from .spec import (
+    API,
+    BuildContext,
+    CheckpointInfo,
+    Match,
+    PlanContext,
+    ProposerSpec,
+    TargetInfo,
+    TensorInfo,
+    never,
+)
+from .view import Commit, RequestInfo, StepSource, StepView
+
+__all__ = [
+    "API", "EMBED", "EXTRA_LAYERS", "FINAL", "LM_HEAD", "MAX_SPECULATIVE_TOKENS",
+    "Bucket", "BuildContext", "CheckpointInfo", "Commit", "ConfigError", "DraftModelFields", "Drafts",
+    "KVSpec", "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs", "Proposer",
+    "ProposerSpec", "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError", "StepSource",
+    "StepView", "Tap", "TargetHandle", "TargetInfo", "TensorInfo", "Tokens", "Undeclared", "Unsupported",
+    "never", "option", "within",
+]  # fmt: skip

@@ -1,0 +1,98 @@
+"""The Proposer: the one interface every draft method stands behind."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from .drafts import Drafts
+from .spec import TargetInfo
+from .view import Commit, RequestInfo, StepView
+
+
+class TargetHandle(Protocol):
+    """The loaded target as a proposer may use it."""
+
+    info: TargetInfo
+    device: Any  #: torch.device
+    dtype: Any  #: torch.dtype
+    rank: int
+    modules: Mapping[str, Any]  #: the parts named in ``Needs.modules``, as callables
+    #: ``load_weights(path) -> iterator of (name, tensor)`` on the CPU, for the draft's own checkpoint
+    load_weights: Callable[[Any], Any]
+
+
+@attrs.frozen(kw_only=True)
+class Resources:
+    """What core allocated for a proposer; addresses never change after ``bind``."""
+
+    #: one entry for each ``Needs.kv``, in it one ``(key, value)`` pair for each layer:
+    #: ``[num_blocks, block_size, heads, k_dim or v_dim]``
+    kv: Sequence[Sequence[tuple[Any, Any]]]
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@attrs.frozen
+class Bucket:
+    """A static shape that a graph is captured for: ``rows`` rows fed with ``steps`` tokens each."""
+
+    rows: int
+    steps: int
+
+
+class Proposer(abc.ABC):
+    """A draft method at work. Only :meth:`propose` is abstract; the rest has a default.
+
+    The order of calls in a step is fixed: ``on_preempt`` and ``on_add`` while the step is planned,
+    then the target's forward and verification, ``on_commit``, ``propose``, ``on_finish``. With
+    ``Place.DEVICE`` core may deliver ``on_commit`` one step late. A method that raises costs its
+    drafts of that step, never a request.
+    """
+
+    def load(self, target: TargetHandle) -> None:
+        """Put weights on the device. Called once, before the KV cache is sized."""
+        return None
+
+    def bind(self, resources: Resources) -> None:
+        """Keep references to the draft KV layers. Called once."""
+        return None
+
+    def warm(self, buckets: Sequence[Bucket], capture: Callable[[Callable[[], Any], Bucket], Callable[[], Any]]) -> None:
+        """Compile, and record graphs with ``capture(fn, bucket)``, which returns what replays ``fn``."""
+        return None
+
+    def on_add(self, request: RequestInfo) -> None:
+        """A request was admitted, or admitted again after a preemption."""
+        return None
+
+    def on_commit(self, commits: Sequence[Commit]) -> None:
+        """A verification made tokens definite."""
+        return None
+
+    def on_preempt(self, request_id: str) -> None:
+        """The request lost its KV: drop what derives from KV. ``on_add`` or ``on_finish`` follows."""
+        return None
+
+    def on_finish(self, request_id: str, reason: str) -> None:
+        """The request ended: free all its state. Exactly once; no ``on_commit`` comes after it."""
+        return None
+
+    @abc.abstractmethod
+    def propose(self, step: StepView, out: Drafts) -> None:
+        """Feed what is to be fed, then fill ``out`` within each row's budget and room.
+
+        Called after every step that computed tokens, prefill chunks included.
+        """
+
+    def metrics(self) -> Mapping[str, float]:
+        """Host floats; core prefixes the method's name."""
+        return {}
+
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+        return None

@@ -1,0 +1,106 @@
+"""How a method introduces itself: names, configuration, needs, and how to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from .needs import Needs
+
+if TYPE_CHECKING:
+    from .proposer import Proposer
+
+#: Number of this contract. Core accepts specs of ``API`` and ``API - 1``.
+API = 1
+
+
+@attrs.frozen
+class TensorInfo:
+    """Header of one stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointInfo:
+    """A draft checkpoint as its headers describe it; no weight has been read."""
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+@attrs.frozen(kw_only=True)
+class TargetInfo:
+    """What is known of the target before its weights are loaded."""
+
+    path: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    dtype: str  #: for example "float32"
+    device: str  #: for example "cpu"
+    tensor_parallel_size: int = 1
+    extra_layers: int = 0  #: multi-token-prediction layers the checkpoint carries
+    config: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+
+
+@attrs.frozen
+class Match:
+    """Answer of :attr:`ProposerSpec.recognize`: this checkpoint is mine, for this reason."""
+
+    reason: str
+
+
+class PlanContext(Protocol):
+    """What ``ProposerSpec.needs`` is given beside the method's config."""
+
+    target: TargetInfo
+    draft: CheckpointInfo | None  #: set if the config names a ``model``
+
+    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
+        """The needs of another installed method: for proposers made of proposers."""
+
+
+class BuildContext(PlanContext, Protocol):
+    """What ``ProposerSpec.build`` is given beside the method's config."""
+
+    needs: Needs
+    max_num_seqs: int
+
+    def build(self, method: str, mapping: Mapping[str, Any]) -> Proposer:
+        """Build a child, in the order of ``Needs.children``."""
+
+
+def never(checkpoint: CheckpointInfo) -> Match | None:
+    """Recognise no checkpoint."""
+    return None
+
+
+@attrs.frozen(kw_only=True)
+class ProposerSpec:
+    """A draft method, as its plugin yields it from ``specdecode_proposers``; creating one imports nothing heavy.
+
+    ``config`` is an attrs class that owns the method's keys of ``speculative_config`` (build it from
+    the mixins of :mod:`specdecode.contract.config`). ``needs`` is pure and torch-free and raises
+    :class:`Unsupported` with a reason. ``build`` is where heavy modules are imported.
+    ``imports`` are third-party modules that ``build`` will need: probed, never imported.
+    """
+
+    name: str
+    summary: str
+    api: int
+    config: type
+    needs: Callable[[Any, PlanContext], Needs]
+    build: Callable[[Any, BuildContext], Proposer]
+    imports: tuple[str, ...] = ()
+    recognize: Callable[[CheckpointInfo], Match | None] = never

@@ -1,0 +1,1 @@
+"""Kernels of specdec: one folder an operation."""

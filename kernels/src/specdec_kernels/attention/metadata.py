@@ -1,0 +1,31 @@
+"""Where each query token reads and writes in a paged KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass(eq=False)
+class AttentionMetadata:
+    """``T`` query tokens of ``B`` rows over a paged cache of blocks of ``block_size`` slots.
+
+    Token ``t`` of row ``rows[t]`` sees the logical slots ``first..base[t]-1`` and those listed in
+    ``extra[t]``; logical slot ``j`` of a row lies in slot ``j % block_size`` of block
+    ``block_table[row, j // block_size]``. Built once a step and shared by all layers; ``plans``
+    caches what an implementation derives from it.
+
+    Keys are written before they are read, so a token may see those of its own forward.
+    """
+
+    rows: torch.Tensor  #: ``[T]`` int64, ascending
+    positions: torch.Tensor  #: ``[T]`` int64, absolute positions, for sliding windows
+    write_slots: torch.Tensor  #: ``[T]`` int64, physical slots (block * block_size + offset)
+    base: torch.Tensor  #: ``[T]`` int64
+    block_table: torch.Tensor  #: ``[B, max_blocks]`` int64, padded with block 0, the null block
+    block_size: int
+    first: int = 0
+    extra: torch.Tensor | None = None  #: ``[T, E]`` int64 logical slots, -1 where unused
+    plans: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
