@@ -48,7 +48,9 @@ class DraftModelFields:
 
     model: str = option("path or hub id of the draft checkpoint")
     revision: str | None = option("revision of the draft checkpoint", default=None)
-    quantization: str | None = option("quantization of the draft's weights; none: the checkpoint's own", default=None)
+    quantization: str | None = option(
+        "quantization of the draft's weights; none: the checkpoint's own", default=None
+    )
     dtype: str | None = option("dtype of the draft's weights; none: the target's", default=None)
     max_model_len: int | None = option(
         "longest context the draft works on; none: the smaller of its own and the target's",

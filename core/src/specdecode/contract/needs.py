@@ -148,7 +148,9 @@ class Needs:
             graphs=all(c.graphs for c in children),
             scratch_bytes=sum(c.scratch_bytes for c in children),
             ranks=Ranks.ALL if any(c.ranks is Ranks.ALL for c in children) else Ranks.LEADER,
-            memory=Memory.NAMESPACE if any(c.memory is Memory.NAMESPACE for c in children) else Memory.REQUEST,
+            memory=Memory.NAMESPACE
+            if any(c.memory is Memory.NAMESPACE for c in children)
+            else Memory.REQUEST,
             children=children,
         )
 

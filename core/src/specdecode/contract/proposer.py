@@ -62,7 +62,9 @@ class Proposer(abc.ABC):
         """Keep references to the draft KV layers. Called once."""
         return None
 
-    def warm(self, buckets: Sequence[Bucket], capture: Callable[[Callable[[], Any], Bucket], Callable[[], Any]]) -> None:
+    def warm(
+        self, buckets: Sequence[Bucket], capture: Callable[[Callable[[], Any], Bucket], Callable[[], Any]]
+    ) -> None:
         """Compile, and record graphs with ``capture(fn, bucket)``, which returns what replays ``fn``."""
         return None
 

@@ -88,7 +88,7 @@ def never(checkpoint: CheckpointInfo) -> Match | None:
 
 @attrs.frozen(kw_only=True)
 class ProposerSpec:
-    """A draft method, as its plugin yields it from ``specdecode_proposers``; creating one imports nothing heavy.
+    """A draft method, as its plugin yields it; creating one imports nothing heavy.
 
     ``config`` is an attrs class that owns the method's keys of ``speculative_config`` (build it from
     the mixins of :mod:`specdecode.contract.config`). ``needs`` is pure and torch-free and raises

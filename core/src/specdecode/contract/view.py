@@ -46,8 +46,6 @@ class StepSource(Protocol):
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any: ...
 
 
-
-
 class StepView:
     """One step as a proposer may see it; reading what ``Needs`` did not declare raises ``Undeclared``.
 
@@ -81,11 +79,13 @@ class StepView:
     # -- rows -----------------------------------------------------------------------------------
     @property
     def request_ids(self) -> Sequence[str]:
-        return self._rows("request_ids")
+        ids: Sequence[str] = self._rows("request_ids")
+        return ids
 
     @property
     def params(self) -> Sequence[Any]:
-        return self._rows("params")
+        params: Sequence[Any] = self._rows("params")
+        return params
 
     @property
     def committed_len(self) -> Any:
@@ -111,7 +111,8 @@ class StepView:
     @property
     def history(self) -> Sequence[Sequence[int]]:
         self._declared("history", self._needs.tokens >= Tokens.HISTORY, "tokens=HISTORY")
-        return self._rows("history")
+        history: Sequence[Sequence[int]] = self._rows("history")
+        return history
 
     @property
     def own_len(self) -> Any:

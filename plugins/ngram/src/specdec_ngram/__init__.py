@@ -1,1 +1,1 @@
-"""Prompt lookup."""
+"""Prompt lookup: the last tokens occurred before, so what followed them then is drafted now."""

@@ -1,0 +1,1 @@
+"""The public surface: LLM, LLMEngine, parameters and outputs."""

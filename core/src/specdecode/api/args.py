@@ -1,0 +1,114 @@
+"""EngineArgs: everything an engine is made from, by vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from ..config import SpeculativeConfig, structure
+from ..contract import ConfigError, option, within
+from .keywords import drop_foreign
+
+
+def _fraction(_: Any, __: Any, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"must be above 0 and at most 1, got {value!r}")
+
+
+def _one(what: str) -> Any:
+    def check(_: Any, __: Any, value: int) -> None:
+        if value != 1:
+            raise ValueError(f"must be 1 in this version, got {value!r}: {what} is not built yet")
+
+    return check
+
+
+def _unquantized(_: Any, __: Any, value: str | None) -> None:
+    if value is not None:
+        raise ValueError(f"must be None in this version, got {value!r}: quantized weights are not built yet")
+
+
+@attrs.frozen(kw_only=True)
+class EngineArgs:
+    """Arguments of :class:`~specdecode.LLM` and :class:`~specdecode.LLMEngine`."""
+
+    model: str = option("Hugging Face directory or hub id, or a .gguf file")
+    runner: Literal["auto", "generate"] = option("what the model is for", default="auto")
+    tokenizer: str | None = option("path or hub id of the tokenizer; none: the model's", default=None)
+    tokenizer_mode: Literal["auto", "slow"] = option(
+        "auto: the fast tokenizer if there is one", default="auto"
+    )
+    skip_tokenizer_init: bool = option("take and give token ids only", default=False)
+    trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
+    tensor_parallel_size: int = option(
+        "devices to shard over", default=1, validator=_one("tensor parallelism")
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
+        "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"
+    )
+    quantization: str | None = option("quantization of the weights", default=None, validator=_unquantized)
+    revision: str | None = option("revision of the model on the hub", default=None)
+    seed: int = option("seeds requests that bring no seed", default=0)
+    gpu_memory_utilization: float = option(
+        "fraction of the GPU's memory to use, weights included", default=0.9, validator=_fraction
+    )
+    enforce_eager: bool = option("no captured graphs; this version has none", default=False)
+    max_model_len: int | None = option(
+        "longest sequence, prompt included; none: the model's, or what the KV cache holds",
+        default=None,
+        validator=within(2),
+    )
+    max_num_seqs: int = option("most requests in a step", default=64, validator=within(1))
+    max_num_batched_tokens: int | None = option(
+        "most tokens in a step, drafts included; none: 2048, or what max_num_seqs needs",
+        default=None,
+        validator=within(1),
+    )
+    block_size: int = option("tokens in a KV block", default=16, validator=within(1, 1024))
+    enable_prefix_caching: bool = option("re-use the KV of equal prefixes", default=True)
+    enable_chunked_prefill: bool = option(
+        "compute long prompts in chunks beside other requests", default=True
+    )
+    num_gpu_blocks_override: int | None = option(
+        "KV blocks; none: as many as memory allows", default=None, validator=within(1)
+    )
+    load_format: Literal["auto", "dummy", "safetensors", "gguf"] = option(
+        "where weights come from; dummy: random ones", default="auto"
+    )
+    device: str = option('torch device; auto: "cuda" if there is one', default="auto")
+    async_scheduling: bool = option("let the host run one step behind the device", default=False)
+    disable_plugins: tuple[str, ...] = option("plugin families not to load", default=())
+    speculative_config: Any = option(
+        "how to speculate: a mapping, a JSON string or a SpeculativeConfig; none: not at all", default=None
+    )
+
+    def __attrs_post_init__(self) -> None:
+        budget = self.max_num_batched_tokens
+        if budget is not None and budget < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={budget} must be at least max_num_seqs={self.max_num_seqs}, "
+                "so that each request gets a token a step; raise the one or lower the other"
+            )
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> EngineArgs:
+        """From keywords as a user gives them.
+
+        Raises:
+            ConfigError: every unknown or wrong one, each with the remedy.
+        """
+        keywords = drop_foreign(keywords)
+        if keywords.get("speculative_config") is not None:
+            keywords["speculative_config"] = SpeculativeConfig.of(keywords["speculative_config"])
+        if isinstance(keywords.get("disable_plugins"), str):
+            raise ConfigError(f"disable_plugins must be a list of names, got {keywords['disable_plugins']!r}")
+        if "model" in keywords:
+            keywords["model"] = str(keywords["model"])
+        return structure(cls, keywords, "LLM")
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in a step."""
+        return self.max_num_batched_tokens or max(2048, self.max_num_seqs)

@@ -1,0 +1,249 @@
+"""Makes an engine from its arguments: model, proposer, KV cache and loop, in the order memory asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from .. import models
+from ..contract import (
+    EMBED,
+    EXTRA_LAYERS,
+    LM_HEAD,
+    ConfigError,
+    Needs,
+    Probs,
+    Proposer,
+    Resources,
+    TargetInfo,
+    Unsupported,
+)
+from ..engine.control import DraftPolicy
+from ..engine.drafting import Drafting
+from ..engine.guard import GuardedProposer
+from ..engine.loop import EngineCore, LateEngineCore
+from ..engine.metrics import EngineMetrics
+from ..engine.request import Request
+from ..engine.scheduler import Scheduler, SchedulerConfig
+from ..kv import BlockPool
+from ..kv.store import KVStore, LayerShape, draft_layers
+from ..plugins import PluginManager, Prepared, default_manager, prepare
+from ..runner.runner import ModelRunner
+from ..verify import rule
+from .args import EngineArgs
+from .memory import MemoryPlan, plan_memory
+
+
+@attrs.define(eq=False)
+class LoadedTarget:
+    """The contract's :class:`~specdecode.contract.TargetHandle`."""
+
+    info: TargetInfo
+    device: torch.device
+    dtype: torch.dtype
+    modules: Mapping[str, Any]
+    load_weights: Callable[[Any], Any] = models.load_weights
+    rank: int = 0
+
+
+@attrs.frozen(eq=False)
+class Engine:
+    """What :func:`assemble` made."""
+
+    core: EngineCore
+    target: TargetInfo
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    defaults: Mapping[str, Any]  #: sampling parameters of the model's generation config
+    memory: MemoryPlan
+    method: str | None
+    manager: PluginManager
+
+
+class NoLifecycle:
+    """Without a proposer nobody wants to know."""
+
+    def added(self, request: Request, *, resumed: bool) -> None:
+        return None
+
+    def preempted(self, request: Request) -> None:
+        return None
+
+
+def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
+    """Load everything ``args`` name.
+
+    Raises:
+        ConfigError, Unsupported: before any weight is read where that can be known.
+    """
+    device = torch.device(_device(args.device))
+    files = models.resolve_model(
+        args.model,
+        revision=args.revision,
+        load_format=args.load_format,
+        trust_remote_code=args.trust_remote_code,
+    )
+    dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
+    longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
+    info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
+    if manager is None:
+        manager = (
+            default_manager() if not args.disable_plugins else PluginManager(disabled=args.disable_plugins)
+        )
+    prepared = None
+    if args.speculative_config is not None:
+        prepared = prepare(manager, args.speculative_config, info)
+        check_needs(prepared.needs, prepared.method, info)
+    verification = rule(prepared.policy.rejection_sample_method if prepared else "invariant")
+
+    tokenizer = None
+    if not args.skip_tokenizer_init:
+        tokenizer = models.load_tokenizer(
+            files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
+        )
+    model = models.load_model(
+        files, dtype=dtype, device=device, max_model_len=longest, load_format=args.load_format
+    )
+    proposer = _load_proposer(prepared, args, model, info, device, dtype)
+
+    shape = LayerShape(info.num_kv_heads, info.head_dim, info.head_dim, dtype)
+    shapes = [shape] * info.num_layers
+    needs = prepared.needs if prepared else None
+    drafts = [draft_layers(spec, dtype) for spec in needs.kv] if needs else []
+    memory = plan_memory(
+        args,
+        model,
+        KVStore.block_bytes(args.block_size, shapes, drafts),
+        longest,
+        device,
+        scratch_bytes=needs.scratch_bytes if needs else 0,
+    )
+    info = attrs.evolve(info, max_model_len=memory.max_model_len)
+    pool = BlockPool(memory.num_blocks, args.block_size)
+    store = KVStore(memory.num_blocks, args.block_size, shapes, drafts, device)
+    runner = ModelRunner(model, store, pool, device, needs.taps if needs else ())
+    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer)
+    if proposer is not None:
+        proposer.bind(
+            Resources(
+                kv=store.drafts,
+                block_size=args.block_size,
+                max_num_seqs=args.max_num_seqs,
+                max_model_len=memory.max_model_len,
+            )
+        )
+        proposer.warm((), lambda fn, bucket: fn)
+    return Engine(
+        core=core,
+        target=info,
+        tokenizer=tokenizer,
+        eos_ids=frozenset(models.eos_token_ids(files)),
+        defaults=models.default_sampling(files),
+        memory=memory,
+        method=prepared.method if prepared else None,
+        manager=manager,
+    )
+
+
+def check_needs(needs: Needs, method: str, target: TargetInfo) -> None:
+    """Refuse what core cannot serve in this version.
+
+    Raises:
+        Unsupported: names the method, the need and what would work.
+    """
+    if needs.probs is Probs.FULL:
+        raise Unsupported(
+            f"{method} gives probabilities, which only the rules 'standard' and 'block' use and these are "
+            "not built yet: set draft_sample_method so that it gives none"
+        )
+    if EXTRA_LAYERS in needs.modules:
+        raise Unsupported(
+            f"{method} needs extra layers of the target, which no model family loads in this version"
+        )
+    for tap in needs.taps:
+        if isinstance(tap.boundary, int) and not 0 <= tap.boundary <= target.num_layers:
+            raise Unsupported(
+                f"{method} taps boundary {tap.boundary}; a target of {target.num_layers} layers has 0 to "
+                f"{target.num_layers}"
+            )
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device must be one torch can use here, got {name!r}: {error}") from None
+    return name
+
+
+def _load_proposer(
+    prepared: Prepared | None,
+    args: EngineArgs,
+    model: Any,
+    info: TargetInfo,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Proposer | None:
+    if prepared is None:
+        return None
+    proposer = prepared.build(args.max_num_seqs)
+    parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
+    modules = {name: parts[name] for name in prepared.needs.modules}
+    proposer.load(LoadedTarget(info, device, dtype, modules))
+    return proposer
+
+
+def _core(
+    args: EngineArgs,
+    prepared: Prepared | None,
+    proposer: Proposer | None,
+    runner: ModelRunner,
+    pool: BlockPool,
+    verification: Any,
+    info: TargetInfo,
+    tokenizer: Any,
+) -> EngineCore:
+    needs = prepared.needs if prepared else None
+    metrics = EngineMetrics(needs.depth if needs else 0)
+    drafting = None
+    if prepared is not None and proposer is not None:
+        strict = os.environ.get("SPECDECODE_STRICT_PLUGINS") == "1"
+        policy = DraftPolicy(
+            width=prepared.needs.width, disable_by_batch_size=prepared.policy.disable_by_batch_size
+        )
+        guarded = GuardedProposer(proposer, prepared.method, strict=strict)
+        drafting = Drafting(guarded, prepared.needs, policy, runner, info.vocab_size, metrics)
+    config = SchedulerConfig(
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.token_budget,
+        chunked_prefill=args.enable_chunked_prefill,
+        prefix_caching=args.enable_prefix_caching,
+        draft_layers=bool(needs and needs.kv),
+        tapped=bool(needs and needs.taps),
+        draft_reserve=needs.reserve if needs else 0,
+    )
+    if not config.chunked_prefill and args.token_budget < info.max_model_len:
+        raise ConfigError(
+            f"enable_chunked_prefill=False wants max_num_batched_tokens of at least max_model_len="
+            f"{info.max_model_len}, got {args.token_budget}: raise it, or leave chunked prefill on"
+        )
+    scheduler = Scheduler(config, pool, drafting or NoLifecycle(), len(needs.kv) if needs else 0)
+    metrics.gauge("vllm:num_requests_running", lambda: len(scheduler.running))
+    metrics.gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
+    metrics.gauge("vllm:kv_cache_usage_perc", lambda: pool.usage)
+    kind = LateEngineCore if args.async_scheduling else EngineCore
+    return kind(
+        scheduler=scheduler,
+        runner=runner,
+        rule=verification,
+        drafting=drafting,
+        metrics=metrics,
+        vocab_size=info.vocab_size,
+        tokenizer=tokenizer,
+    )

@@ -1,0 +1,175 @@
+"""LLM: offline generation, as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from ..contract import ConfigError
+from ..engine.metrics import Metric
+from ..plugins.records import MethodRecord
+from .args import EngineArgs
+from .engine import LLMEngine
+from .memory import MemoryPlan
+from .outputs import RequestOutput
+from .params import RequestOutputKind, SamplingParams
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: Hugging Face directory or hub id (from the offline cache), or a ``.gguf`` file.
+        speculative_config: how to speculate: ``{"method": ..., ...}``, a JSON string or a
+            ``SpeculativeConfig``. Output does not depend on it.
+        keywords: see :class:`EngineArgs`.
+
+    Raises:
+        ConfigError: every unknown or wrong argument, each with the remedy.
+        Unsupported: a combination this version cannot serve.
+    """
+
+    def __init__(self, model: str, *, speculative_config: Any = None, **keywords: Any) -> None:
+        args = EngineArgs.of({"model": model, "speculative_config": speculative_config, **keywords})
+        self.llm_engine = LLMEngine(args)
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: Any = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        logits_processor: Any = None,
+        *,
+        priority: Any = None,
+    ) -> list[RequestOutput]:
+        """Complete ``prompts``; outputs in their order.
+
+        Args:
+            prompts: a string, ``TextPrompt`` or ``TokensPrompt``, or a list of them.
+            sampling_params: for all prompts, or one for each; None: the model's defaults.
+            prompt_token_ids: token ids instead of ``prompts``: one list, or a list of lists.
+            use_tqdm: show progress, with tokens per second and acceptance length.
+
+        Raises:
+            ConfigError: any prompt or parameter that cannot be served; then nothing was generated.
+        """
+        from .prompts import listed
+
+        given = {
+            "lora_request": lora_request,
+            "prompt_adapter_request": prompt_adapter_request,
+            "logits_processor": logits_processor,
+            "priority": priority,
+        }
+        if faults := [
+            f"{name} is refused: it is not built yet" for name, value in given.items() if value is not None
+        ]:
+            raise ConfigError(*faults)
+        items = listed(prompts, prompt_token_ids)
+        params = self._params_of(items, sampling_params)
+        engine = self.llm_engine
+        tokenized = [
+            engine.prepare(item, wish, where=f"prompts[{index}]")
+            for index, (item, wish) in enumerate(zip(items, params, strict=True))
+        ]
+        order: dict[str, int] = {}
+        for prompt, wish in zip(tokenized, params, strict=True):
+            request_id = str(next(self._ids))
+            order[request_id] = len(order)
+            engine.add_request(request_id, prompt, wish.clone(output_kind=RequestOutputKind.FINAL_ONLY))
+        try:
+            outputs = self._run(order, use_tqdm)
+        except BaseException:
+            engine.abort_request(list(order))
+            raise
+        return sorted(outputs, key=lambda output: order[output.request_id])
+
+    def _params_of(self, items: Sequence[Any], params: Any) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * len(items)
+        if not isinstance(params, Sequence) or len(params) != len(items):
+            raise ConfigError(
+                f"sampling_params must be one SamplingParams, or one for each of the {len(items)} prompts, "
+                f"got {len(params) if isinstance(params, Sequence) else repr(params)}"
+            )
+        return list(params)
+
+    def _run(self, order: dict[str, int], use_tqdm: bool) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        progress = tqdm(
+            total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
+        )
+        metrics, before = self.llm_engine.core.metrics, _Progress(self)
+        with progress:
+            while len(outputs) < len(order):
+                finished = [o for o in self.llm_engine.step() if o.finished and o.request_id in order]
+                outputs.extend(finished)
+                if finished and use_tqdm:
+                    progress.set_postfix_str(
+                        before.describe(metrics, progress.format_dict["elapsed"]), refresh=False
+                    )
+                    progress.update(len(finished))
+        return outputs
+
+    # -- looking in -----------------------------------------------------------------------------
+    def get_metrics(self) -> list[Metric]:
+        """Counters, gauges, histograms and vectors since the engine started; see ``docs/metrics.md``."""
+        return self.llm_engine.get_metrics()
+
+    def get_tokenizer(self) -> Any:
+        """The model's transformers tokenizer; None under ``skip_tokenizer_init``."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self.llm_engine.get_default_sampling_params()
+
+    def memory_plan(self) -> MemoryPlan:
+        """What memory is used for."""
+        return self.llm_engine.memory
+
+    def methods(self) -> list[MethodRecord]:
+        """The installed draft methods."""
+        return self.llm_engine.plugins.methods()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while requests run."""
+        return self.llm_engine.reset_prefix_cache()
+
+    # -- the end --------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """Free everything. May be called twice."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class _Progress:
+    """Rates since a run began, for the progress bar."""
+
+    def __init__(self, llm: LLM) -> None:
+        metrics = llm.llm_engine.core.metrics
+        self._start = (metrics.generation_tokens.total, metrics.drafts.total, metrics.draft_step_tokens.total)
+
+    def describe(self, metrics: Any, seconds: float) -> str:
+        now = (metrics.generation_tokens.total, metrics.drafts.total, metrics.draft_step_tokens.total)
+        tokens, drafts, draft_tokens = (
+            after - before for after, before in zip(now, self._start, strict=True)
+        )
+        rate = f"{tokens / seconds:.1f} tokens/s" if seconds else ""
+        return f"{rate}, acceptance length {draft_tokens / drafts:.2f}" if drafts else rate

@@ -1,0 +1,71 @@
+"""What a request gives back, shaped as in vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+
+@attrs.frozen
+class Logprob:
+    """``rank`` counts from 1; ``decoded_token`` is None without a tokenizer."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CompletionOutput:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None = None
+    logprobs: Sequence[Mapping[int, Logprob]] | None = None
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = None
+    #: the stop string or stop_token_id that ended it; None for an EOS or a length
+    stop_reason: int | str | None = None
+    #: for each token whether it came as an accepted draft
+    token_sources: Sequence[Literal["draft", "target"]] = ()
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@attrs.frozen(kw_only=True)
+class RequestMetrics:
+    """Of all completions of a request; times are ``time.perf_counter`` seconds."""
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    finished_time: float | None
+    drafted: int  #: draft tokens verified
+    accepted: int  #: of them accepted
+    draft_steps: int  #: verifications that had drafts
+    steps: int  #: target forwards that gave tokens, the first token's not counted
+    preemptions: int
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean tokens a verification gave, the bonus token counted."""
+        return 1 + self.accepted / self.draft_steps if self.draft_steps else None
+
+
+@attrs.frozen(kw_only=True)
+class RequestOutput:
+    """A prompt and what came of it."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: Sequence[int]
+    outputs: Sequence[CompletionOutput]
+    finished: bool
+    prompt_logprobs: None = None
+    metrics: RequestMetrics | None = None
+    #: prompt tokens found in the prefix cache
+    num_cached_tokens: int = 0

@@ -1,0 +1,258 @@
+"""SamplingParams: how one request is to be decoded."""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from specdecode.contract import ConfigError
+
+#: Below this temperature a request is greedy.
+GREEDY_TEMPERATURE = 1e-5
+#: Most completions of one prompt.
+MAX_COMPLETIONS = 16384
+
+#: Fields that are part of the interface and have no effect to offer yet.
+_NOT_BUILT = (
+    "prompt_logprobs",
+    "logits_processors",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+    "guided_decoding",
+)
+
+
+class RequestOutputKind(enum.Enum):
+    """What each output of a running request holds."""
+
+    CUMULATIVE = 0  #: everything so far
+    DELTA = 1  #: what is new since the last output
+    FINAL_ONLY = 2  #: nothing until the request has finished
+
+
+def _texts(value: Any) -> Any:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else _sequence(value)
+
+
+def _sequence(value: Any) -> Any:
+    """A tuple of a list-like value; what is none stays as it is and is refused by name later."""
+    if value is None:
+        return ()
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return tuple(value)
+    return value
+
+
+def _sequence_or_none(value: Any) -> Any:
+    return None if value is None else _sequence(value)
+
+
+def _mapping_or_none(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _off_if_false(value: Any) -> Any:
+    """``speculation``: True says nothing beyond the engine's setting, False is a length of 0."""
+    return {True: None, False: 0}[value] if isinstance(value, bool) else value
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@attrs.frozen(kw_only=True)
+class SamplingParams:
+    """How one request is decoded; names and defaults are vLLM's.
+
+    Everything is checked at construction: one :class:`ConfigError` names every bad field, its value
+    and the allowed range. Immutable; :meth:`clone` makes a changed copy. The seed gives the same
+    tokens with and without speculation, alone and in any batch.
+    """
+
+    #: completions of the prompt
+    n: int = 1
+    #: subtracted once from the logit of every token that the output holds; -2..2
+    presence_penalty: float = 0.0
+    #: subtracted for each time the output holds the token; -2..2
+    frequency_penalty: float = 0.0
+    #: divides the positive and multiplies the negative logits of tokens in prompt or output; 1 is off
+    repetition_penalty: float = 1.0
+    #: divides the logits; below 1e-5 the request is greedy and top_k, top_p, min_p have no effect
+    temperature: float = 1.0
+    #: keep the smallest set of likeliest tokens that holds this mass; 1 is off
+    top_p: float = 1.0
+    #: keep the k likeliest tokens and those equal to the k-th; 0 and -1 are off
+    top_k: int = 0
+    #: keep the tokens at least this fraction as likely as the likeliest; 0 is off
+    min_p: float = 0.0
+    #: any integer, taken modulo 2**64; None or -1: a fresh one for each request
+    seed: int | None = None
+    #: strings that end the output; one may be given bare
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    #: token ids that end the output, beside the model's own
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_sequence)
+    include_stop_str_in_output: bool = False
+    #: go on after the model's end-of-sequence tokens
+    ignore_eos: bool = False
+    #: most tokens of the output; None: up to the context
+    max_tokens: int | None = 16
+    #: no end-of-sequence token and no stop before this many tokens
+    min_tokens: int = 0
+    #: log-probabilities of this many likeliest tokens and of the chosen one; -1: all; None: none
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    #: token id -> value added to its logit, -100..100
+    logit_bias: dict[int, float] | None = attrs.field(default=None, converter=_mapping_or_none, hash=False)
+    #: the only token ids that may be drawn
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_sequence_or_none)
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    #: most drafts a step: None is the engine's setting, False or 0 is off
+    speculation: int | None = attrs.field(default=None, converter=_off_if_false)
+    #: None or n: taking the best of more completions is not offered
+    best_of: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: Sequence[Callable[..., Any]] | None = None
+    bad_words: Sequence[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: Any = None
+    guided_decoding: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        faults = [*self._number_faults(), *self._sequence_faults(), *self._combination_faults()]
+        if faults:
+            raise ConfigError(*faults)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the likeliest one, with no chance involved."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy, with ``changes`` applied and checked."""
+        return attrs.evolve(self, **changes)
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Refuse what names tokens outside a vocabulary of ``vocab_size`` ids.
+
+        Raises:
+            ConfigError: names each field and the ids at fault.
+        """
+        faults = []
+        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            if outside := [token for token in getattr(self, field) or () if token >= vocab_size]:
+                ids = ", ".join(map(str, outside[:5])) + (", ..." if len(outside) > 5 else "")
+                faults.append(f"{field} must hold token ids between 0 and {vocab_size - 1}, got {ids}")
+        if (self.logprobs or 0) > vocab_size:
+            faults.append(f"logprobs must be at most the vocabulary size {vocab_size}, got {self.logprobs}")
+        if faults:
+            raise ConfigError(*faults)
+
+    # -- checks ---------------------------------------------------------------------------------
+    def _number_faults(self) -> list[str]:
+        faults: list[str] = []
+
+        def integer(name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
+            value = getattr(self, name)
+            if optional and value is None:
+                return
+            if not _integer(value) or value < low or (high is not None and value > high):
+                bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+                none = " or None" if optional else ""
+                faults.append(f"{name} must be an integer {bounds}{none}, got {value!r}")
+
+        def number(name: str, low: float, high: float, *, above: bool = False) -> None:
+            value = getattr(self, name)
+            if not _number(value) or not low <= value <= high or (above and value == low):
+                bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
+                faults.append(f"{name} must be a number {bounds}, got {value!r}")
+
+        integer("n", 1, MAX_COMPLETIONS)
+        number("presence_penalty", -2, 2)
+        number("frequency_penalty", -2, 2)
+        number("repetition_penalty", 0.01, 100)
+        number("temperature", 0, 1e6)
+        number("top_p", 0, 1, above=True)
+        integer("top_k", -1)
+        number("min_p", 0, 1)
+        if self.seed is not None and not _integer(self.seed):
+            faults.append(f"seed must be an integer or None, got {self.seed!r}")
+        integer("max_tokens", 1, optional=True)
+        integer("min_tokens", 0)
+        integer("logprobs", -1, optional=True)
+        integer("speculation", 0, optional=True)
+        for name in (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+        ):
+            if not isinstance(value := getattr(self, name), bool):
+                faults.append(f"{name} must be True or False, got {value!r}")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            faults.append(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
+        return faults
+
+    def _sequence_faults(self) -> list[str]:
+        faults = []
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
+            faults.append(
+                f"stop must be a string or a list of strings, none of them empty, got {self.stop!r}"
+            )
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, tuple) and all(_token(t) for t in value)):
+                faults.append(f"{name} must be a list of token ids, integers from 0, got {value!r}")
+        if self.allowed_token_ids == ():
+            faults.append(
+                "allowed_token_ids must name at least one token id, got an empty list; None allows all"
+            )
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                faults.append(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
+            else:
+                for token, bias in self.logit_bias.items():
+                    if not _token(token):
+                        faults.append(
+                            f"logit_bias must have token ids, integers from 0, as keys, got {token!r}"
+                        )
+                    elif not _number(bias) or not -100 <= bias <= 100:
+                        faults.append(
+                            f"logit_bias[{token}] must be a number between -100 and 100, got {bias!r}"
+                        )
+        return faults
+
+    def _combination_faults(self) -> list[str]:
+        faults = []
+        limits = (self.min_tokens, self.max_tokens)
+        if self.max_tokens is not None and all(map(_integer, limits)) and self.min_tokens > self.max_tokens:
+            faults.append(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
+        if self.stop and self.detokenize is False:
+            faults.append("stop needs the text: set detokenize=True, or use stop_token_ids")
+        if self.best_of is not None and self.best_of != self.n:
+            faults.append(
+                f"best_of is not supported beyond best_of=n={self.n}, got {self.best_of!r}: leave it out"
+            )
+        for name in _NOT_BUILT:
+            value = getattr(self, name)
+            if value is not None and value != [] and value != ():
+                faults.append(f"{name} is not built yet, got {value!r}: leave it out")
+        return faults
+
+
+def _token(value: Any) -> bool:
+    return _integer(value) and value >= 0

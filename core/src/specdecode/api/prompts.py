@@ -1,0 +1,105 @@
+"""Prompts in all their spellings, to token ids; refused at the door where they cannot be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import attrs
+
+from ..contract import ConfigError
+
+
+@attrs.frozen(kw_only=True)
+class TokenizedPrompt:
+    """A prompt ready to be scheduled."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    cache_salt: str
+
+
+def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> TokenizedPrompt:
+    """Token ids of a string, a TextPrompt or a TokensPrompt.
+
+    Raises:
+        ConfigError: ``where`` is none of these, or text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    if not isinstance(prompt, Mapping) or not ({"prompt", "prompt_token_ids"} & set(prompt)):
+        raise ConfigError(f"{where} must be a string, a TextPrompt or a TokensPrompt, got {_shown(prompt)}")
+    for name in ("multi_modal_data", "prompt_embeds"):
+        if prompt.get(name) is not None:
+            raise ConfigError(f"{where}.{name} is refused: only text and token ids are built so far")
+    text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ConfigError(f"{where}.cache_salt must be a string that is not empty, got {salt!r}")
+    if ids is None:
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}.prompt must be a string, got {_shown(text)}")
+        if tokenizer is None:
+            raise ConfigError(
+                f"{where} is text and skip_tokenizer_init=True left no tokenizer: pass prompt_token_ids"
+            )
+        ids = tokenizer(text).input_ids
+    return TokenizedPrompt(token_ids=_ids(ids, where), text=text, cache_salt=salt or "")
+
+
+def _ids(ids: Any, where: str) -> tuple[int, ...]:
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(ids, Sequence) or isinstance(ids, str):
+        raise ConfigError(f"{where}.prompt_token_ids must be a list of token ids, got {_shown(ids)}")
+    for token in ids:
+        if not isinstance(token, Integral) or isinstance(token, bool):
+            raise ConfigError(f"{where}.prompt_token_ids must hold integers, got {token!r}")
+    return tuple(map(int, ids))
+
+
+def check_prompt(
+    prompt: TokenizedPrompt, vocab_size: int, max_model_len: int, *, where: str = "prompt"
+) -> None:
+    """Refuse what the model cannot take.
+
+    Raises:
+        ConfigError: an empty prompt, an id outside the vocabulary, or no room for an output token.
+    """
+    ids = prompt.token_ids
+    if not ids:
+        raise ConfigError(f"{where} is empty ({_shown(prompt.text)}): give at least one token")
+    if bad := [token for token in ids if not 0 <= token < vocab_size]:
+        raise ConfigError(
+            f"{where}.prompt_token_ids must be between 0 and {vocab_size - 1}, the target's vocabulary, "
+            f"got {bad[0]}"
+        )
+    if len(ids) >= max_model_len:
+        raise ConfigError(
+            f"{where} has {len(ids)} tokens; with max_model_len={max_model_len} at most {max_model_len - 1} "
+            "leave room for an output token: shorten it, or raise max_model_len"
+        )
+
+
+def listed(prompts: Any, prompt_token_ids: Any) -> list[Any]:
+    """One list of prompts from ``generate``'s two arguments.
+
+    Raises:
+        ConfigError: both or none are given.
+    """
+    if prompt_token_ids is not None:
+        if prompts is not None:
+            raise ConfigError("prompts and prompt_token_ids are both given: keep one")
+        single = not prompt_token_ids or isinstance(prompt_token_ids[0], int)
+        return [{"prompt_token_ids": ids} for ids in ([prompt_token_ids] if single else prompt_token_ids)]
+    if prompts is None:
+        raise ConfigError("prompts is missing: give a prompt or a list of them")
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ConfigError(f"prompts must be a prompt or a list of prompts, got {_shown(prompts)}")
+    return list(prompts)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,1 @@
+"""Plain and speculative decoding side by side on real prompts: tasks, running, report."""

@@ -1,0 +1,132 @@
+"""Command-line options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from specdecode.contract import ConfigError
+
+_SPECULATION = "Speculation"
+_ENGINE = "Engine"
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Model directory, hub id in the local cache, or .gguf file.")
+]
+SpecConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-config",
+        metavar="JSON",
+        help="The whole speculative_config as JSON.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SpecMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-method",
+        metavar="NAME",
+        help="Draft method; see: specdecode plugins list.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SpecTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--spec-tokens",
+        metavar="N",
+        help="num_speculative_tokens of the method.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SpecOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spec-option",
+        metavar="KEY=VALUE",
+        help="Any other key of speculative_config; the value is JSON, or text. May be repeated.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
+]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len", metavar="N", help="Longest sequence, prompt included.", rich_help_panel=_ENGINE
+    ),
+]
+NoPlugin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--no-plugin",
+        metavar="NAME",
+        help="Do not load this plugin. May be repeated.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def speculation_of(
+    config: str | None, method: str | None, tokens: int | None, options: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """The ``speculative_config`` that the options describe; None if there is none of them.
+
+    Raises:
+        ConfigError: they contradict each other or are malformed; what they hold is checked by the engine.
+    """
+    if config is not None:
+        if method is not None or tokens is not None or options:
+            raise ConfigError(
+                "--spec-config is the whole configuration: leave the other --spec-... options out"
+            )
+        return _parse_config(config)
+    entries = dict(_parse_option(option) for option in options or ())
+    if method is not None:
+        entries["method"] = method
+    if tokens is not None:
+        entries["num_speculative_tokens"] = tokens
+    return entries or None
+
+
+def _parse_config(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"--spec-config is not JSON: {error.msg} at column {error.colno} of {text!r}"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f'--spec-config must be an object such as {{"method": "..."}}, got {text!r}')
+    return config
+
+
+def _parse_option(option: str) -> tuple[str, Any]:
+    key, separator, value = option.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--spec-option must be KEY=VALUE, got {option!r}")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def engine_options(
+    dtype: str, device: str, max_model_len: int | None, no_plugin: Sequence[str] | None
+) -> dict[str, Any]:
+    """Keywords of :class:`~specdecode.LLM`."""
+    return {
+        "dtype": dtype,
+        "device": device,
+        "max_model_len": max_model_len,
+        "disable_plugins": tuple(no_plugin or ()),
+    }

@@ -1,0 +1,163 @@
+"""``specdecode bench``: plain and speculative decoding side by side on real prompts; and ``demo``, its small form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specdecode.contract import ConfigError
+
+from . import arguments, demo
+from .arguments import engine_options, speculation_of
+from .progress import progress_bar
+
+if TYPE_CHECKING:
+    from specdecode.bench.running import Comparison
+    from specdecode.bench.tasks import Task
+
+#: What is measured when no --spec-... option says otherwise.
+DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command("bench")(bench)
+    app.command("demo")(demo.demo)
+
+
+def bench(
+    model: arguments.Model,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Prompts of your own: one a line, or .jsonl with 'prompt' and perhaps 'task'. "
+            "Without it: the built-in tasks.",
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this task. May be repeated.")
+    ] = None,
+    batch_size: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]", help="How many requests run at a time; several: one after the other."
+        ),
+    ] = "1",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always write max-tokens tokens.")] = False,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; else sampled with --seed.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of every request, and of dummy weights.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt on each side.")] = 1,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Put prompts into the chat template, if there is one.")
+    ] = True,
+    as_json: arguments.AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the JSON object to a file.")
+    ] = None,
+    spec_config: arguments.SpecConfig = None,
+    spec_method: arguments.SpecMethod = None,
+    spec_tokens: arguments.SpecTokens = None,
+    spec_option: arguments.SpecOption = None,
+    dtype: arguments.Dtype = "auto",
+    device: arguments.Device = "auto",
+    max_model_len: arguments.MaxModelLen = None,
+    no_plugin: arguments.NoPlugin = None,
+) -> None:
+    """Run prompts plain and with speculation in one process, and compare tokens and speed.
+
+    Without --spec-... options prompt lookup with 5 tokens is measured. Ends with status 1 if any
+    output differs from the plain one.
+    """
+    speculation = speculation_of(spec_config, spec_method, spec_tokens, spec_option) or DEFAULT_SPECULATION
+    sizes = _batch_sizes(batch_size)
+    tasks = _tasks(prompts, task)
+
+    from specdecode import SamplingParams
+    from specdecode.bench.engines import engine_pair
+    from specdecode.bench.report import as_json as report
+    from specdecode.bench.report import environment_of, rows_of
+    from specdecode.bench.running import Settings, compare, count_runs
+
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
+    )
+    settings = Settings(batch_sizes=sizes, repeats=repeats, chat=chat)
+    method = str(speculation.get("method", "speculative"))
+    options = engine_options(dtype, device, max_model_len, no_plugin)
+    with engine_pair(model, speculation, max_batch_size=max(sizes), **options) as (plain, speculative):
+        with progress_bar("Running", count_runs(tasks, settings)) as advance:
+            pair = (plain, speculative)
+            comparisons = list(compare(*pair, method, tasks, params, settings, advance=advance))
+        target = plain.llm_engine.target
+    environment = {
+        **environment_of(target.device),
+        "model": model,
+        "dtype": target.dtype,
+        "speculative_config": speculation,
+        "prompts": str(prompts) if prompts else "built-in",
+        "num_prompts": sum(len(task.prompts) for task in tasks),
+        "max_tokens": max_tokens,
+        "ignore_eos": ignore_eos,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "repeats": repeats,
+    }
+    result = json.dumps(report(environment, rows_of(comparisons)))
+    if output is not None:
+        _write(output, result)
+    if as_json:
+        typer.echo(result)
+    else:
+        _print(comparisons, model, environment)
+    _end(comparisons)
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(
+            f"--batch-size must be positive integers with commas between, such as 1,8; got {text!r}"
+        )
+    return sizes
+
+
+def _tasks(prompts: Path | None, names: Sequence[str] | None) -> tuple[Task, ...]:
+    from specdecode.bench.tasks import builtin_tasks, load_tasks, pick
+
+    return pick(load_tasks(prompts) if prompts else builtin_tasks(), names)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output: cannot write {path}: {error.strerror}") from error
+
+
+def _print(comparisons: Sequence[Comparison], model: str, environment: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from specdecode.bench.report import table_of
+
+    console = Console()
+    console.print(table_of(comparisons, f"{model}, {environment['dtype']}, {environment['device_name']}"))
+
+
+def _end(comparisons: Sequence[Comparison]) -> None:
+    """Tell every difference on stderr; status 1 if there is one."""
+    differences = [m for c in comparisons for m in (*c.plain.mismatches, *c.speculative.mismatches)]
+    for difference in differences:
+        typer.echo(f"outputs differ: {difference}", err=True)
+    if differences:
+        raise typer.Exit(1)

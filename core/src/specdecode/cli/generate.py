@@ -1,0 +1,165 @@
+"""``specdecode generate``: complete prompts, and show what speculation gave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from specdecode.contract import ConfigError
+
+from . import arguments
+from .arguments import engine_options, speculation_of
+
+_SAMPLING = "Sampling"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("generate")(generate)
+
+
+def generate(
+    model: arguments.Model,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="What to complete; '-' reads stdin. May be repeated."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message: put it into the chat template.")
+    ] = False,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Mark the tokens that came as accepted drafts.")
+    ] = False,
+    as_json: arguments.AsJson = False,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens of an output.", rich_help_panel=_SAMPLING)
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy: always the likeliest token.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens that hold this mass.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep so many tokens; 0: all.", rich_help_panel=_SAMPLING)] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens this likely against the likeliest.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less of what is in the text already.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Same seed, same tokens, with and without speculation.", rich_help_panel=_SAMPLING),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="End the output before this text. May be repeated.", rich_help_panel=_SAMPLING),
+    ] = None,
+    spec_config: arguments.SpecConfig = None,
+    spec_method: arguments.SpecMethod = None,
+    spec_tokens: arguments.SpecTokens = None,
+    spec_option: arguments.SpecOption = None,
+    dtype: arguments.Dtype = "auto",
+    device: arguments.Device = "auto",
+    max_model_len: arguments.MaxModelLen = None,
+    no_plugin: arguments.NoPlugin = None,
+) -> None:
+    """Complete prompts with a model, with or without speculation."""
+    texts = _prompts(prompt)
+    speculation = speculation_of(spec_config, spec_method, spec_tokens, spec_option)
+    if show_drafts and speculation is None:
+        raise ConfigError(
+            "--show-drafts has nothing to show without speculation: add --spec-method NAME --spec-tokens N"
+        )
+
+    from specdecode import LLM, SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or [],
+    )
+    options = engine_options(dtype, device, max_model_len, no_plugin)
+    with LLM(model, speculative_config=speculation, **options) as llm:
+        tokenizer = llm.get_tokenizer()
+        inputs = [_templated(tokenizer, text) for text in texts] if chat else texts
+        # A bar is for the eyes: nobody watches one in a pipe.
+        outputs = llm.generate(inputs, params, use_tqdm=len(texts) > 1 and sys.stderr.isatty())
+    if as_json:
+        typer.echo(json.dumps(_as_json(model, speculation, texts, outputs), ensure_ascii=False))
+    else:
+        _print(tokenizer, texts, outputs, show_drafts)
+
+
+def _prompts(given: Sequence[str] | None) -> list[str]:
+    if not given:
+        raise typer.BadParameter("give at least one", param_hint="--prompt")
+    return [sys.stdin.read() if text == "-" else text for text in given]
+
+
+def _templated(tokenizer: Any, text: str) -> Any:
+    from specdecode.bench.running import encode
+
+    if not tokenizer.chat_template:
+        raise ConfigError("--chat: the model's tokenizer has no chat template; leave --chat out")
+    return {"prompt_token_ids": encode(tokenizer, text), "prompt": text}
+
+
+def _print(tokenizer: Any, texts: Sequence[str], outputs: Sequence[Any], show_drafts: bool) -> None:
+    from rich.console import Console
+
+    from .show import Segment, legend, print_marked, segments
+
+    console, errors = Console(), Console(stderr=True)
+    for number, (text, output) in enumerate(zip(texts, outputs, strict=True), start=1):
+        completion = output.outputs[0]
+        if len(texts) > 1:
+            first_line = (text.strip().splitlines() or [""])[0]
+            console.rule(f"{number}. {first_line[:60]}", align="left", style="dim")
+        if show_drafts:
+            print_marked(console, segments(tokenizer, output.prompt_token_ids, completion))
+            errors.print(_drafted(output.metrics, completion), style="dim", highlight=False)
+        else:
+            print_marked(console, [Segment(completion.text, False)])
+    if show_drafts:
+        errors.print(legend(errors))
+
+
+def _drafted(metrics: Any, completion: Any) -> str:
+    tokens, accepted = len(completion.token_ids), completion.token_sources.count("draft")
+    told = f"{accepted} of {tokens} tokens were accepted drafts"
+    if metrics.acceptance_length is None:
+        return told
+    return f"{told}; acceptance length {metrics.acceptance_length:.2f}, {metrics.steps} target steps"
+
+
+def _as_json(model: str, speculation: Any, texts: Sequence[str], outputs: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "speculative_config": speculation,
+        "outputs": [_output(text, output) for text, output in zip(texts, outputs, strict=True)],
+    }
+
+
+def _output(text: str, output: Any) -> dict[str, Any]:
+    completion, metrics = output.outputs[0], output.metrics
+    return {
+        "prompt": text,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "token_sources": list(completion.token_sources),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "metrics": {**attrs.asdict(metrics), "acceptance_length": metrics.acceptance_length},
+    }

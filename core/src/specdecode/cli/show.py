@@ -1,0 +1,86 @@
+"""Shows which tokens of an output came as accepted drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+#: Colour of accepted drafts, and what stands around them where there is none.
+DRAFT_STYLE = "green"
+DRAFT_MARKS = ("«", "»")
+
+
+@attrs.frozen
+class Segment:
+    """Text of tokens that follow each other and have the same source."""
+
+    text: str
+    drafted: bool
+
+
+def segments(tokenizer: Any, prompt_ids: Sequence[int], completion: Any) -> list[Segment]:
+    """``completion.text`` in pieces: accepted drafts, and the target's own tokens.
+
+    A character of several tokens belongs to the one that completes it. Text that a stop string cut
+    off belongs to no piece.
+    """
+    pieces = _pieces(tokenizer, prompt_ids, completion.token_ids, completion.token_sources)
+    left = len(completion.text)
+    clipped = []
+    for text, drafted in pieces:
+        clipped.append((text[:left], drafted))
+        left -= len(clipped[-1][0])
+    merged = groupby((piece for piece in clipped if piece[0]), key=lambda piece: piece[1])
+    return [Segment("".join(text for text, _ in group), drafted) for drafted, group in merged]
+
+
+def _pieces(
+    tokenizer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int], sources: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
+    from specdecode.engine.detokenize import Detokenizer
+
+    detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=True, spaces=True)
+    drafted = False
+    for token, source in zip(token_ids, sources, strict=True):
+        drafted = source == "draft"
+        added = detokenizer.append(token)
+        yield detokenizer.text[len(detokenizer.text) - added :], drafted
+    added = detokenizer.flush()
+    yield detokenizer.text[len(detokenizer.text) - added :], drafted
+
+
+def marked(pieces: Sequence[Segment], *, colour: bool) -> Text:
+    """Accepted drafts in colour, or between marks."""
+    from rich.text import Text
+
+    opening, closing = ("", "") if colour else DRAFT_MARKS
+    text = Text()
+    for piece in pieces:
+        if piece.drafted:
+            text.append(f"{opening}{piece.text}{closing}", style=DRAFT_STYLE if colour else "")
+        else:
+            text.append(piece.text)
+    return text
+
+
+def shows_colour(console: Console) -> bool:
+    """Whether colour would be seen: a terminal that has it, and no ``NO_COLOR``."""
+    return console.is_terminal and console.color_system is not None and not console.no_color
+
+
+def legend(console: Console) -> Text:
+    """What the marks mean."""
+    pieces = [Segment("accepted draft tokens", True), Segment(" look like this", False)]
+    return marked(pieces, colour=shows_colour(console))
+
+
+def print_marked(console: Console, pieces: Sequence[Segment]) -> None:
+    """Print a text with its accepted drafts marked, never re-wrapped or interpreted as markup."""
+    console.print(marked(pieces, colour=shows_colour(console)), soft_wrap=True, highlight=False)

@@ -1,0 +1,137 @@
+"""Mapping -> attrs class, strictly and with every fault at once.
+
+Values keep their type: ``"3"`` is no integer, nor are ``2.5`` and ``True``; only an integer given for a
+number is widened. cattrs finds the hook for each type; the hooks below say what is accepted. Fields are
+validated one by one on a half-built instance, because attrs itself stops at the first validator that
+raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+
+import attrs
+
+from specdecode.contract import ConfigError
+
+from .fields import attributes_of, default_of, describe, hints_of, is_union
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+T = TypeVar("T")
+Hook = Callable[[Any, Any], Any]
+
+
+def structure(cls: type[T], mapping: Mapping[str, Any], path: str, *, neighbours: Iterable[str] = ()) -> T:
+    """An instance of ``cls`` made from ``mapping``.
+
+    Args:
+        cls: an attrs class; its fields, with types and validators, say what is accepted.
+        mapping: key -> value, as it comes from Python or JSON.
+        path: what to call the mapping in messages, for example ``speculative_config``.
+        neighbours: keys that other parts own and a user may have meant: for suggestions only.
+
+    Raises:
+        ConfigError: one fault for each unknown, missing or wrong key, each starting with its path.
+    """
+    try:
+        instance: T = _structure_class(mapping, cls, _converter(), neighbours)
+    except Invalid as invalid:
+        raise ConfigError(*(f"{path}{where}{message}" for where, message in invalid.faults)) from None
+    return instance
+
+
+# -- classes ------------------------------------------------------------------------------------------
+def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: Iterable[str] = ()) -> Any:
+    if isinstance(mapping, cls):
+        return mapping
+    if not isinstance(mapping, Mapping):
+        raise Invalid.expected(cls, mapping)
+    attributes, hints = attributes_of(cls), hints_of(cls)
+    faults: list[tuple[str, str]] = []
+    values: dict[str, Any] = {}
+    for key, attribute in attributes.items():
+        if key in mapping:
+            try:
+                values[key] = converter.structure(mapping[key], hints[attribute.name])
+            except Invalid as invalid:
+                faults += invalid.below(f".{key}")
+        elif attribute.default is attrs.NOTHING:
+            doc = attribute.metadata.get("doc", "")
+            faults.append((f".{key}", f" is required: {doc}" if doc else " is required"))
+    faults += [_unknown(key, attributes, neighbours) for key in mapping if key not in attributes]
+    faults += _validate(cls, attributes, values, complete=not faults)
+    if faults:
+        raise Invalid(faults)
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:
+        raise Invalid([("", message) for message in _messages(error)]) from error
+
+
+def _unknown(key: Any, known: Iterable[str], neighbours: Iterable[str]) -> tuple[str, str]:
+    if not isinstance(key, str):
+        return f"[{key!r}]", ": keys are strings"
+    near = difflib.get_close_matches(key, [*known, *neighbours], n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known) or 'none'}"
+    return f".{key}", f" is not a known key; {remedy}"
+
+
+def _validate(
+    cls: type, attributes: Mapping[str, attrs.Attribute[Any]], values: Mapping[str, Any], *, complete: bool
+) -> list[tuple[str, str]]:
+    """The faults that the validators find in what is there; ``complete``: no field is missing or wrong."""
+    draft: Any = object.__new__(cls)
+    given: dict[str, Any] = {}
+    for key, attribute in attributes.items():
+        if key in values:
+            given[key] = _converted(attribute, values[key], draft)
+        elif attribute.default is not attrs.NOTHING:
+            given[key] = _converted(attribute, default_of(attribute, draft), draft)
+        else:
+            continue
+        object.__setattr__(draft, attribute.name, given[key])
+    faults: list[tuple[str, str]] = []
+    for key, value in given.items():
+        validator = attributes[key].validator
+        if validator is None:
+            continue
+        try:
+            validator(draft, attributes[key], value)
+        except (ValueError, TypeError) as error:
+            faults += [(f".{key}", message) for message in _messages(error)]
+        except AttributeError:
+            # A comparison with another field, which has a fault of its own: that one is told.
+            if complete:
+                raise
+    return faults
+
+
+def _converted(attribute: attrs.Attribute[Any], value: Any, draft: Any) -> Any:
+    converter: Any = attribute.converter
+    if not isinstance(converter, attrs.Converter):
+        return value if converter is None else converter(value)
+    wrapped: Any = converter
+    extra = [draft] * wrapped.takes_self + [attribute] * wrapped.takes_field
+    return wrapped.converter(value, *extra)
+
+
+def _messages(error: Exception) -> list[str]:
+    """What a validator said, ready to follow a path; attrs' own put the field into further arguments."""
+    said = error.faults if isinstance(error, ConfigError) else (str(error.args[0] if error.args else error),)
+    return [f" {text}" if text.startswith("must ") else f": {text}" for text in said]
+
+
+@functools.cache
+def _converter() -> Converter:
+    from .values import strict_converter
+
+    return strict_converter(_structure_class)

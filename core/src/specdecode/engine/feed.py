@@ -1,0 +1,183 @@
+"""What a proposer is fed after a step, in numpy or on the device: core's side of the StepView."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from specdec_kernels.attention import AttentionMetadata
+
+from ..contract import Drafts, KVSpec, Needs, Place, Probs, Tap
+from ..runner.inputs import SlotMap
+from .plan import RowPlan
+from .request import Request
+
+
+class TokenView(Sequence[int]):
+    """A request's committed ids, not to be written."""
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._ids[index]
+
+
+@attrs.frozen(eq=False)
+class FedRow:
+    """One row of the feed: entries ``start..end-1`` of a request.
+
+    ``hidden`` are the places in the forward's T tokens where the target's hidden states of this step's
+    committed positions stand, the first of them position ``plan.start``.
+    """
+
+    plan: RowPlan
+    start: int
+    end: int
+    budget: int
+    room: int
+    hidden: list[int]
+
+    @property
+    def request(self) -> Request:
+        return self.plan.request
+
+
+Sampler = Callable[[torch.Tensor, list[Request], list[int], int], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Feed:
+    """Implements :class:`~specdecode.contract.StepSource` over the rows of one step."""
+
+    def __init__(
+        self,
+        rows: Sequence[FedRow],
+        *,
+        kv: Sequence[KVSpec],
+        slots: SlotMap,
+        taps: dict[Tap, torch.Tensor],
+        vocab_size: int,
+        sampler: Sampler,
+        check: Callable[[torch.Tensor], None] | None,
+        device: torch.device,
+    ) -> None:
+        self._fed = rows
+        self._kv = kv
+        self._slots = slots
+        self._taps = taps
+        self._vocab_size = vocab_size
+        self._sampler = sampler
+        self._check = check
+        self._device = device
+        self._host = self._arrays()
+        self._on_device: dict[str, torch.Tensor] = {}
+
+    def _arrays(self) -> dict[str, Any]:
+        requests = [row.request for row in self._fed]
+        lengths = [row.end - row.start for row in self._fed]
+        fed = [token for row in self._fed for token in row.request.token_ids[row.start : row.end]]
+        return {
+            "request_ids": [request.id for request in requests],
+            "params": [request.params for request in requests],
+            "history": [TokenView(request.token_ids) for request in requests],
+            "allowed": None,
+            "committed_len": _int64([len(request.token_ids) for request in requests]),
+            "last_token": _int64([request.token_ids[-1] for request in requests]),
+            "budget": _int64([row.budget for row in self._fed]),
+            "room": _int64([row.room for row in self._fed]),
+            "ids": _int64(fed),
+            "positions": np.concatenate([np.arange(row.start, row.end) for row in self._fed]),
+            "rows": np.repeat(np.arange(len(self._fed)), lengths),
+            "last": np.cumsum(lengths) - 1,
+        }
+
+    # -- StepSource -----------------------------------------------------------------------------
+    def rows(self, name: str, place: Place) -> Any:
+        value = self._host[name]
+        if place is Place.HOST or not isinstance(value, np.ndarray):
+            return value
+        if name not in self._on_device:
+            self._on_device[name] = torch.from_numpy(value).to(self._device)
+        return self._on_device[name]
+
+    def own_len(self, kv: range, place: Place) -> Any:
+        own = np.asarray([min(row.request.own[kv.start : kv.stop]) for row in self._fed], np.int64)
+        return own if place is Place.HOST else torch.from_numpy(own).to(self._device)
+
+    def taps(self, taps: tuple[Tap, ...]) -> tuple[Any, ...]:
+        """Each ``[F, hidden]``: entry j gets the hidden of j - 1, and entry 0 zeros."""
+        index = [
+            row.hidden[entry - 1 - row.plan.start] if entry else -1
+            for row in self._fed
+            for entry in range(row.start, row.end)
+        ]
+        where = torch.tensor(index, device=self._device)
+        first = (where < 0)[:, None]
+        return tuple(self._taps[tap][where.clamp(min=0)].masked_fill(first, 0) for tap in taps)
+
+    def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> AttentionMetadata:
+        rows, slots, base = (self._tensor(value) for value in (rows, slots, base))
+        floors = torch.tensor([row.request.draft_floor for row in self._fed], device=self._device)
+        write = self._slots.physical(rows, slots, floors)
+        if self._check is not None:
+            self._check(write)
+        return AttentionMetadata(
+            rows=rows,
+            positions=slots,
+            write_slots=write,
+            base=base,
+            block_table=self._slots.device,
+            block_size=self._slots.block_size,
+            first=self._kv[kv].first,
+            extra=None if extra is None else self._tensor(extra),
+        )
+
+    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
+        requests = [self._fed[row].request for row in self._tensor(rows).tolist()]
+        return self._sampler(logits, requests, self._tensor(positions).tolist(), k)
+
+    def drafts(self, needs: Needs) -> Drafts:
+        return make_drafts(needs, len(self._fed), self._vocab_size, self._device)
+
+    def limit(self, name: str, value: Any, bound: int, place: Place) -> Any:
+        if place is Place.HOST:
+            value = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+            return np.minimum(value, bound)
+        return self._tensor(value).clamp(max=bound)
+
+    def _tensor(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(value, dtype=torch.int64, device=self._device)
+
+
+def make_drafts(needs: Needs, num_rows: int, vocab_size: int, device: torch.device) -> Drafts:
+    """Empty buffers for ``num_rows`` rows, in the form ``needs.place`` asks for."""
+    shape = (num_rows, needs.width)
+    chain = np.tile(np.arange(-1, needs.width - 1), (num_rows, 1))
+    probs = (*shape, vocab_size) if needs.probs is Probs.FULL else None
+    if needs.place is Place.HOST:
+        return Drafts(
+            ids=np.zeros(shape, np.int64),
+            lens=np.zeros(num_rows, np.int64),
+            parents=chain,
+            score=np.zeros(shape, np.float32),
+            probs=None if probs is None else np.zeros(probs, np.float32),
+        )
+    return Drafts(
+        ids=torch.zeros(shape, dtype=torch.int64, device=device),
+        lens=torch.zeros(num_rows, dtype=torch.int64, device=device),
+        parents=torch.from_numpy(chain).to(device),
+        score=torch.zeros(shape, dtype=torch.float32, device=device),
+        probs=None if probs is None else torch.zeros(probs, dtype=torch.float32, device=device),
+    )
+
+
+def _int64(values: Sequence[int]) -> np.ndarray:
+    return np.asarray(values, np.int64)

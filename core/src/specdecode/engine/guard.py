@@ -1,0 +1,83 @@
+"""Stands between core and a proposer: what the proposer raises costs drafts, never a request."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ..contract import Commit, Drafts, Proposer, RequestInfo, StepView
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedProposer:
+    """Calls a proposer; counts what it raises and stops calling it after ``limit`` failures in a row.
+
+    The hooks about requests are delivered to the end even when drafting is stopped, so that state
+    can be freed. ``strict`` re-raises instead.
+    """
+
+    def __init__(self, proposer: Proposer, name: str, *, limit: int = 5, strict: bool = False) -> None:
+        self.proposer = proposer
+        self.name = name
+        self.failures = 0
+        self.quarantined = False
+        self._limit = limit
+        self._strict = strict
+        self._in_a_row = 0
+
+    def on_add(self, request: RequestInfo) -> bool:
+        return self._call("on_add", request)
+
+    def on_commit(self, commits: Sequence[Commit]) -> bool:
+        return self._call("on_commit", commits)
+
+    def on_preempt(self, request_id: str) -> bool:
+        return self._call("on_preempt", request_id)
+
+    def on_finish(self, request_id: str, reason: str) -> bool:
+        return self._call("on_finish", request_id, reason)
+
+    def propose(self, step: StepView, out: Drafts) -> bool:
+        """True if drafts may be read from ``out``."""
+        if self.quarantined:
+            return False
+        if not self._call("propose", step, out):
+            return False
+        self._in_a_row = 0
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        try:
+            return {f"{self.name}.{key}": float(value) for key, value in self.proposer.metrics().items()}
+        except Exception:
+            if self._strict:
+                raise
+            return {}
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *args: Any) -> bool:
+        try:
+            getattr(self.proposer, method)(*args)
+        except Exception:
+            if self._strict:
+                raise
+            self._failed(method)
+            return False
+        return True
+
+    def _failed(self, method: str) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            logger.exception("proposer %s failed in %s; this step has no drafts", self.name, method)
+        if self._in_a_row >= self._limit and not self.quarantined:
+            self.quarantined = True
+            logger.error(
+                "proposer %s failed %d times in a row and is not asked again; requests go on without drafts",
+                self.name,
+                self._in_a_row,
+            )

@@ -1,0 +1,113 @@
+"""The visible side of a request: its tokens, text and logprobs, cut where it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import attrs
+
+from ..sampling.logprobs import RowLogprobs
+from .detokenize import Detokenizer
+from .request import Request
+from .stop import Finish, find_stop, stop_at_token
+
+TokenSource = Literal["draft", "target"]
+
+
+@attrs.frozen(eq=False)
+class DrawnTokens:
+    """What one verification gave a row, in order: accepted drafts and one token of the target's own."""
+
+    ids: Sequence[int]
+    accepted: int
+    logprobs: Sequence[RowLogprobs] | None = None
+
+    def source(self, position: int) -> TokenSource:
+        return "draft" if position < self.accepted else "target"
+
+
+@attrs.define(eq=False)
+class RequestOutputState:
+    """Grows token by token and says when to stop."""
+
+    request: Request
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = attrs.field(factory=list)
+    sources: list[TokenSource] = attrs.field(factory=list)
+    logprobs: list[RowLogprobs] = attrs.field(factory=list)
+    finish: Finish | None = None
+
+    @classmethod
+    def create(cls, request: Request, tokenizer: Any) -> RequestOutputState:
+        params = request.params
+        detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            detokenizer = Detokenizer(
+                tokenizer,
+                request.prompt_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces=params.spaces_between_special_tokens,
+            )
+        return cls(request, detokenizer)
+
+    @property
+    def text(self) -> str:
+        return self.detokenizer.text if self.detokenizer else ""
+
+    @property
+    def settled_text(self) -> str:
+        """Text that no later token can take back: until the end, without what may begin a stop string."""
+        params = self.request.params
+        if self.finish or not params.stop or params.include_stop_str_in_output:
+            return self.text
+        held = max(map(len, params.stop)) - 1
+        return self.text[: len(self.text) - held] if held else self.text
+
+    def append(self, drawn: DrawnTokens) -> int:
+        """Take tokens up to the one that ends the request; returns how many."""
+        for position, token in enumerate(drawn.ids):
+            self.token_ids.append(token)
+            self.sources.append(drawn.source(position))
+            if drawn.logprobs is not None:
+                self.logprobs.append(drawn.logprobs[position])
+            self.finish = self._check(token)
+            if self.finish:
+                return position + 1
+        return len(drawn.ids)
+
+    def end(self, reason: str) -> None:
+        """End it from outside, for example by an abort."""
+        if self.finish is None:
+            self.finish = Finish(reason)
+            if self.detokenizer:
+                self.detokenizer.flush()
+
+    def _check(self, token: int) -> Finish | None:
+        request, params = self.request, self.request.params
+        num_output = len(self.token_ids)
+        finish = stop_at_token(
+            token,
+            num_output,
+            min_tokens=params.min_tokens,
+            eos_ids=request.eos_ids,
+            stop_ids=frozenset(params.stop_token_ids),
+        )
+        if finish is None and len(request.prompt_ids) + num_output >= request.limit:
+            finish = Finish("length")
+        if self.detokenizer is None:
+            return finish
+        if finish and finish.reason == "stop" and not params.include_stop_str_in_output:
+            self.detokenizer.flush()  # the text of the stop token itself stays out
+            return finish
+        new_chars = self.detokenizer.append(token)
+        if finish:
+            new_chars += self.detokenizer.flush()
+        if num_output <= params.min_tokens:
+            return finish
+        found = find_stop(self.detokenizer.text, new_chars, params.stop)
+        if found is None:
+            return finish
+        cut = found.end if params.include_stop_str_in_output else found.start
+        self.detokenizer.text = self.detokenizer.text[:cut]
+        return Finish("stop", found.string)

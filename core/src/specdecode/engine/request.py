@@ -1,0 +1,149 @@
+"""A request inside the engine: its tokens, how much of them is computed, and its blocks. Knows no torch."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..kv import BlockPool, BlockTable
+
+if TYPE_CHECKING:
+    from ..api.params import SamplingParams
+    from ..sampling.history import TokenHistory
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"  #: met its stop in this step; fed once more, then finished
+    FINISHED = "finished"
+
+
+@attrs.frozen
+class RowDrafts:
+    """Drafts of one request to be verified; node ``i`` hangs on ``parents[i]`` (-1: the last token)."""
+
+    ids: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def first(self, count: int) -> RowDrafts:
+        """The first ``count`` nodes: closed under parents, since a parent comes before its child."""
+        return self if count >= len(self) else RowDrafts(self.ids[:count], self.parents[:count])
+
+    def depths(self) -> list[int]:
+        """Level of each node, 1 for children of the last token."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """For each node the nodes from the root down to itself."""
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(self.parents):
+            paths.append((*(() if parent < 0 else paths[parent]), node))
+        return paths
+
+
+NO_DRAFTS = RowDrafts((), ())
+
+
+@attrs.define(kw_only=True)
+class RequestStats:
+    """Times are ``time.perf_counter`` seconds; counts are of this request alone."""
+
+    arrival: float = attrs.field(factory=time.perf_counter)
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    drafted: int = 0  #: draft tokens verified
+    accepted: int = 0  #: of them accepted
+    draft_steps: int = 0  #: verifications that had drafts
+    steps: int = 0  #: target forwards that gave tokens after the first
+    preemptions: int = 0
+    cached_tokens: int = 0  #: prompt tokens found in the prefix cache at first admission
+
+
+@attrs.define(eq=False)
+class Request:
+    """One sequence: ``token_ids`` are committed, prompt included; ``computed`` of them have target KV."""
+
+    id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+    index: int  #: completion index of an ``n > 1`` request
+    namespace: str
+    limit: int  #: most tokens, prompt included
+    eos_ids: frozenset[int] = frozenset()  #: empty under ignore_eos
+    stop_ids: tuple[int, ...] = ()  #: EOS and stop_token_ids: masked before min_tokens
+    leader: Request | None = None  #: completion 0, whose prompt this one waits for
+    history: TokenHistory | None = None  #: kept if a penalty needs it
+    token_ids: list[int] = attrs.Factory(lambda self: list(self.prompt_ids), takes_self=True)
+    status: Status = Status.WAITING
+    finish_reason: str | None = None
+    admitted: bool = False
+    computed: int = 0
+    drafts: RowDrafts = NO_DRAFTS
+    table: BlockTable = attrs.field(init=False)
+    target_floor: int = 0  #: target KV below this slot is kept as it is
+    draft_floor: int = 0  #: draft entries below this slot are kept as they are
+    own: list[int] = attrs.field(factory=list)  #: for each KVSpec, entries 0..own-1 are true
+    delivered: int = attrs.Factory(
+        lambda self: len(self.prompt_ids), takes_self=True
+    )  #: tokens the host has seen
+    stats: RequestStats = attrs.Factory(RequestStats)
+
+    def attach(self, pool: BlockPool, num_kv_specs: int) -> None:
+        """Give it an empty block table."""
+        self.table = BlockTable(pool, self.namespace)
+        self.own = [0] * num_kv_specs
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def todo(self) -> int:
+        """Committed tokens whose KV is not computed."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def room(self) -> int:
+        """Draft levels that max_tokens and the context leave beside the bonus token."""
+        return max(0, self.limit - len(self.token_ids) - 1)
+
+    @property
+    def at_limit(self) -> bool:
+        return len(self.token_ids) >= self.limit
+
+    @property
+    def draft_lag(self) -> int:
+        """Entries the draft layers are behind what a feed of this step's tokens would continue."""
+        return max(0, self.computed - min(self.own)) if self.own else 0
+
+    @property
+    def prompt_computed(self) -> bool:
+        return self.computed >= len(self.prompt_ids)
+
+    @property
+    def waits_for_leader(self) -> bool:
+        """Completions after the first are admitted when the first one's prompt is in the prefix cache."""
+        leader = self.leader
+        if leader is None or self.admitted or leader.status is Status.FINISHED:
+            return False
+        return not (leader.status is Status.RUNNING and leader.prompt_computed)
+
+    def drop_kv(self) -> None:
+        """Give all blocks back and forget what derived from them."""
+        self.table.release()
+        self.computed = self.target_floor = self.draft_floor = 0
+        self.own = [0] * len(self.own)
+        self.drafts = NO_DRAFTS

@@ -1,0 +1,230 @@
+"""Chooses what the next step computes. One token budget, no prefill or decode phase; knows no torch.
+
+Rows with a few tokens left to compute (a decode step and its drafts) and rows with many (a chunk of
+a prompt) are the same thing here: committed tokens whose KV is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import attrs
+
+from ..kv import BlockPool, PoolExhausted
+from .plan import RowPlan, StepPlan
+from .request import NO_DRAFTS, Request, Status
+
+
+class Lifecycle(Protocol):
+    """Told of admissions and preemptions at the moment they happen."""
+
+    def added(self, request: Request, *, resumed: bool) -> None: ...
+    def preempted(self, request: Request) -> None: ...
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    draft_layers: bool = False  #: the proposer keeps KV of its own on the block tables
+    tapped: bool = False  #: its entries are made from target hidden states
+    draft_reserve: int = 0  #: slots wanted for drafting at the end of a step
+
+
+class Scheduler:
+    """First come, first served; a full pool takes from the drafts, then from the youngest request."""
+
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, lifecycle: Lifecycle, num_kv_specs: int = 0
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._lifecycle = lifecycle
+        self._num_kv_specs = num_kv_specs
+
+    def add(self, request: Request) -> None:
+        request.attach(self.pool, self._num_kv_specs)
+        self.waiting.append(request)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- planning -------------------------------------------------------------------------------
+    def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
+        """The next step; None if it takes a preemption and none is allowed now."""
+        plan, left = StepPlan(), self.config.max_num_batched_tokens
+        active = [request for request in self.running if not request.at_limit]
+        for position, request in enumerate(active):
+            if request.status is not Status.RUNNING:
+                continue  # preempted by a row before it
+            others = len(active) - position - 1  # each keeps at least one token
+            row = self._row(request, left - others)
+            if row is None:
+                continue
+            placed = self._place(row, plan, may_preempt)
+            if placed is None:
+                if not may_preempt:
+                    return None
+                continue
+            plan.rows.append(placed)
+            left -= placed.num_tokens + placed.catch_up
+        self._admit_waiting(plan, left)
+        self._reserve_for_drafting(plan)
+        return plan
+
+    def _row(self, request: Request, budget: int) -> RowPlan | None:
+        """What ``request`` computes within ``budget`` tokens."""
+        new = min(request.todo, budget)
+        if new <= 0 or (new < request.todo and not self.config.chunked_prefill):
+            return None
+        drafts = request.drafts.first(budget - new) if new == request.todo else NO_DRAFTS
+        lag = request.draft_lag if self.config.draft_layers and not self.config.tapped else 0
+        catch_up = min(lag, budget - new - len(drafts))
+        return RowPlan(request, request.computed, new, drafts, catch_up)
+
+    def _place(self, row: RowPlan, plan: StepPlan, may_preempt: bool) -> RowPlan | None:
+        """Find slots for ``row``: without its drafts if need be, then at a neighbour's cost."""
+        request = row.request
+        while True:
+            try:
+                request.table.ensure(self._slots(row))
+                return row
+            except PoolExhausted:
+                if self._reclaim(plan, request):
+                    continue
+                if row.drafts:
+                    row = attrs.evolve(row, drafts=NO_DRAFTS)
+                    continue
+                if not may_preempt:
+                    return None
+                planned = {placed.request for placed in plan.rows}
+                victim = next((r for r in reversed(self.running) if r not in planned), request)
+                self._preempt(victim)
+                if victim is request:
+                    return None
+
+    def _slots(self, row: RowPlan) -> int:
+        """Slots a row cannot do without; with draft layers also that of the token it will draw."""
+        slots = row.start + row.num_tokens
+        if self.config.draft_layers:
+            slots = max(slots, min(slots + 1, row.request.limit - 1))
+        return slots
+
+    def _reclaim(self, plan: StepPlan, asking: Request) -> bool:
+        """Take back slots that others only wanted for drafting."""
+        planned = {row.request: row for row in plan.rows}
+        freed = False
+        for request in self.running:
+            if request is asking:
+                continue
+            row = planned.get(request)
+            freed |= request.table.trim(self._slots(row) if row else request.computed + 1)
+        return freed
+
+    def _preempt(self, request: Request) -> None:
+        self._lifecycle.preempted(request)  # before any slot moves
+        self.running.remove(request)
+        request.drop_kv()
+        request.status = Status.WAITING
+        request.stats.preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _admit_waiting(self, plan: StepPlan, left: int) -> None:
+        """Admit while tokens, rows and blocks last; never at a running request's cost."""
+        skipped: list[Request] = []
+        while self.waiting and left > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.popleft()
+            if request.waits_for_leader:
+                skipped.append(request)
+                continue
+            row = self._admit(request, left)
+            if row is None:
+                self.waiting.appendleft(request)
+                break
+            plan.rows.append(row)
+            left -= row.num_tokens + row.catch_up
+        self.waiting.extendleft(reversed(skipped))
+
+    def _admit(self, request: Request, budget: int) -> RowPlan | None:
+        self._take_prefix(request)
+        row = self._row(request, budget)
+        try:
+            if row is None:
+                raise PoolExhausted
+            request.table.ensure(self._slots(row))
+        except PoolExhausted:
+            request.drop_kv()
+            return None
+        if not request.admitted:
+            request.stats.cached_tokens = request.computed
+        request.status = Status.RUNNING
+        self.running.append(request)
+        self._lifecycle.added(request, resumed=request.admitted)
+        request.admitted = True
+        return row
+
+    def _take_prefix(self, request: Request) -> None:
+        """Start behind what the prefix cache holds.
+
+        At least the last token is computed again, for its logits; with taps also the one before the
+        end of the hit, whose hidden state the next entry is made from. Neither is written again.
+        """
+        if not self.config.prefix_caching:
+            return
+        tapped = self.config.draft_layers and self.config.tapped
+        hit = request.table.take_prefix(request.token_ids, drafted_only=tapped)
+        if not hit.tokens:
+            return
+        request.computed = min(hit.tokens - 1 if tapped else hit.tokens, len(request.token_ids) - 1)
+        request.target_floor = hit.tokens
+        request.draft_floor = hit.drafted
+        request.own = [hit.drafted] * len(request.own)
+
+    def _reserve_for_drafting(self, plan: StepPlan) -> None:
+        """Scratch slots for the drafting at the end of this step; nobody is preempted for them."""
+        if not self.config.draft_layers:
+            return
+        for row in plan.rows:
+            try:
+                row.request.table.ensure(self._slots(row) + 1 + self.config.draft_reserve)
+            except PoolExhausted:
+                return
+
+    # -- after the step -------------------------------------------------------------------------
+    def publish(self, plan: StepPlan) -> None:
+        """Offer the full blocks this step completed to later requests."""
+        if not self.config.prefix_caching:
+            return
+        for row in plan.rows:
+            request = row.request
+            if request.status in (Status.RUNNING, Status.ENDED):
+                drafted = min(request.own) if request.own else None
+                request.table.publish(
+                    request.token_ids, min(request.computed, len(request.token_ids)), drafted
+                )
+
+    def forget_draft_layers(self) -> None:
+        """From now on nobody writes draft entries."""
+        self.config = attrs.evolve(self.config, draft_layers=False, draft_reserve=0)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """Take a request out and give its blocks back."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.drop_kv()
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+
+    def check(self) -> None:
+        """Raise AssertionError if blocks and tables do not add up."""
+        self.pool.check([block for request in self.running for block in request.table.blocks])

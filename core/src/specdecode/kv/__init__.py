@@ -1,0 +1,6 @@
+"""Paged KV: bookkeeping without torch (pool, table, keys), and the tensors (store)."""
+
+from .pool import BlockPool, PoolExhausted
+from .table import BlockTable
+
+__all__ = ["BlockPool", "BlockTable", "PoolExhausted"]

@@ -1,0 +1,74 @@
+"""The tensors behind the pool: KV layers of the target, and of the proposer on the same blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from ..contract import KVSpec
+
+LayerCache = tuple[torch.Tensor, torch.Tensor]
+
+
+@attrs.frozen
+class LayerShape:
+    """One KV layer: a slot holds ``heads x k_dim`` keys and ``heads x v_dim`` values."""
+
+    heads: int
+    k_dim: int
+    v_dim: int
+    dtype: torch.dtype
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.heads * (self.k_dim + self.v_dim) * self.dtype.itemsize
+
+
+def draft_layers(spec: KVSpec, default: torch.dtype) -> list[LayerShape]:
+    """The layers a proposer declared."""
+    dtype = default if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    return [LayerShape(spec.heads, spec.k_dim, spec.v_dim, dtype)] * spec.layers
+
+
+class KVStore:
+    """Layers of target and drafts, each ``[num_blocks + 1, block_size, heads, dim]``; block 0 is null."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        target: Sequence[LayerShape],
+        drafts: Sequence[Sequence[LayerShape]],
+        device: torch.device,
+    ) -> None:
+        def allocate(shape: LayerShape) -> LayerCache:
+            # Zeros, not empty: a masked slot is still multiplied by a weight of 0, and 0 * NaN is NaN.
+            lead = (num_blocks + 1, block_size, shape.heads)
+            return (
+                torch.zeros(*lead, shape.k_dim, dtype=shape.dtype, device=device),
+                torch.zeros(*lead, shape.v_dim, dtype=shape.dtype, device=device),
+            )
+
+        self.target: list[LayerCache] = [allocate(shape) for shape in target]
+        self.drafts: list[list[LayerCache]] = [[allocate(shape) for shape in layers] for layers in drafts]
+
+    def move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copy slots of the target's layers, as if all were read before any is written.
+
+        Args:
+            source, destination: ``[N]`` int64, physical slots.
+        """
+        for cache in self.target:
+            for tensor in cache:
+                flat = tensor.flatten(0, 1)
+                flat[destination] = flat[source]
+
+    @staticmethod
+    def block_bytes(
+        block_size: int, target: Sequence[LayerShape], drafts: Sequence[Sequence[LayerShape]]
+    ) -> int:
+        """Bytes of one block over all layers."""
+        layers = [*target, *(shape for group in drafts for shape in group)]
+        return block_size * sum(shape.slot_bytes for shape in layers)

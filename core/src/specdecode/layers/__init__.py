@@ -1,0 +1,20 @@
+"""Building blocks of models, for core's decoder and for draft plugins."""
+
+from .attention import Attention, AttentionBackend, KVCache, TorchBackend
+from .embedding import VocabEmbedding
+from .linear import (
+    ColumnParallelLinear,
+    Layout,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+    layout_for,
+)
+from .norm import RMSNorm
+from .rotary import RopeConfig, RotaryEmbedding
+
+__all__ = [
+    "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache", "Layout",
+    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
+    "RowParallelLinear", "TorchBackend", "VocabEmbedding", "layout_for",
+]  # fmt: skip

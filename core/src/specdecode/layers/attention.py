@@ -1,0 +1,64 @@
+"""Attention over the paged KV cache, behind a small backend interface."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import torch
+from specdec_kernels.attention import AttentionMetadata, paged_attention
+from specdec_kernels.kv_write import write_kv
+
+#: Keys and values of one layer: ``[num_blocks, block_size, Hkv, Dk]`` and ``[..., Dv]``.
+KVCache: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+class AttentionBackend(Protocol):
+    """How keys and values are stored and read; everything it needs to know of the step is in ``meta``."""
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
+        """Store ``[T, Hkv, D]`` keys and values in the slots ``meta.write_slots``."""
+
+    def attend(
+        self, query: torch.Tensor, cache: KVCache, meta: AttentionMetadata, *, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """``[T, Hq, Dk]`` queries over the slots that ``meta`` lets each see: ``[T, Hq, Dv]``."""
+
+
+class TorchBackend:
+    """The kernels' torch references: any device, no compilation."""
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
+        write_kv(key, value, *cache, meta.write_slots)
+
+    def attend(
+        self, query: torch.Tensor, cache: KVCache, meta: AttentionMetadata, *, scale: float, window: int | None
+    ) -> torch.Tensor:
+        return paged_attention(query, *cache, meta, scale=scale, window=window)
+
+
+class Attention(torch.nn.Module):
+    """Writes this step's keys and values, then attends; has no weights.
+
+    Args:
+        scale: factor of the scores, as a rule ``head_dim ** -0.5``.
+        window: sliding window in positions, None for full attention.
+        backend: None: the torch references.
+    """
+
+    def __init__(self, scale: float, *, window: int | None = None, backend: AttentionBackend | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+        self.window = window
+        self.backend = backend or TorchBackend()
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        meta: AttentionMetadata,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """``[T, Hq, Dk]``, ``[T, Hkv, Dk]``, ``[T, Hkv, Dv]`` -> ``[T, Hq, Dv]``."""
+        self.backend.write(key, value, cache, meta)
+        return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)

@@ -1,0 +1,23 @@
+"""The native decoder, its families, and loading of checkpoints."""
+
+from .config import DecoderConfig
+from .decoder import MLP, Decoder, DecoderLayer, SelfAttention
+from .families import FAMILIES, decoder_config
+from .files import ModelFiles, resolve_model
+from .info import (
+    default_sampling,
+    describe_target,
+    eos_token_ids,
+    resolve_dtype,
+    resolve_max_model_len,
+)
+from .loader import load_model
+from .tokenizer import load_tokenizer
+from .weights import checkpoint_info, load_weights
+
+__all__ = [
+    "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
+    "checkpoint_info", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
+    "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
+    "resolve_model",
+]  # fmt: skip

@@ -1,0 +1,48 @@
+"""What the native decoder can be: one frozen config for all families."""
+
+from __future__ import annotations
+
+import attrs
+
+from specdecode.contract import ConfigError
+from specdecode.layers.rotary import RopeConfig
+
+#: Values of a config's ``hidden_act`` -> the activation's name in :mod:`specdec_kernels.activation`.
+ACTIVATIONS = {"silu": "silu_and_mul", "swish": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
+
+
+@attrs.frozen(kw_only=True)
+class DecoderConfig:
+    """Shape and options of a pre-norm decoder with rotary attention and gated MLPs."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]  #: sliding window of each layer, None: full attention
+    rotary_layers: tuple[bool, ...]  #: whether each layer rotates its queries and keys
+    hidden_act: str = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False  #: of the attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False  #: RMS norm of each query and key head before the rotation
+    tie_word_embeddings: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.hidden_act not in ACTIVATIONS:
+            raise ConfigError(
+                f"hidden_act {self.hidden_act!r} of the model's config is not built; built are {', '.join(ACTIVATIONS)}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads {self.num_heads} of the model's config is no multiple of "
+                f"num_key_value_heads {self.num_kv_heads}"
+            )
+        for name in ("windows", "rotary_layers"):
+            if len(getattr(self, name)) != self.num_layers:
+                raise ValueError(f"DecoderConfig.{name} wants one entry a layer")

@@ -1,0 +1,224 @@
+"""The native decoder: one configurable model for the Llama family.
+
+Shapes: ``T`` tokens of all rows of a step, ``H`` hidden size, ``V`` vocabulary. It knows nothing of
+requests or batches; which slots a token writes and sees is in its :class:`AttentionMetadata`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import torch
+from specdec_kernels import activation
+from specdec_kernels.attention import AttentionMetadata
+from specdec_kernels.rotary import apply_rotary
+
+from specdecode.layers import (
+    Attention,
+    AttentionBackend,
+    ColumnParallelLinear,
+    KVCache,
+    Layout,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    VocabEmbedding,
+    layout_for,
+)
+
+from .config import ACTIVATIONS, DecoderConfig
+
+#: Cosine and sine of the step's positions, each ``[T, R/2]``.
+Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+
+
+class SelfAttention(torch.nn.Module):
+    """Multi-head attention with grouped KV heads and rotary positions."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_heads * config.head_dim, config.hidden_size, bias=config.out_bias, dtype=dtype, device=device
+        )
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
+        self.rotary = config.rotary_layers[layer]
+        self.attention = Attention(config.head_dim**-0.5, window=config.windows[layer], backend=backend)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
+    ) -> torch.Tensor:
+        """``[T, H] -> [T, H]``."""
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.rotary:
+            query, key = apply_rotary(query, key, *rotation)
+        return self.o_proj(self.attention(query, key, value, meta, cache).flatten(1))
+
+
+class MLP(torch.nn.Module):
+    """Gated MLP."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        size = config.intermediate_size
+        self.gate_up_proj = MergedColumnParallelLinear(
+            config.hidden_size, {"gate": size, "up": size}, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+        self.down_proj = RowParallelLinear(
+            size, config.hidden_size, bias=config.mlp_bias, dtype=dtype, device=device
+        )
+        self.activation = getattr(activation, ACTIVATIONS[config.hidden_act])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, H] -> [T, H]``."""
+        return self.down_proj(self.activation(self.gate_up_proj(x)))
+
+
+class DecoderLayer(torch.nn.Module):
+    """One block: attention and MLP, each behind a norm and added to the residual stream."""
+
+    #: Checkpoint module -> (fused module, its part).
+    FUSED = {
+        "self_attn.q_proj": ("self_attn.qkv_proj", "q"),
+        "self_attn.k_proj": ("self_attn.qkv_proj", "k"),
+        "self_attn.v_proj": ("self_attn.qkv_proj", "v"),
+        "mlp.gate_proj": ("mlp.gate_up_proj", "gate"),
+        "mlp.up_proj": ("mlp.gate_up_proj", "up"),
+    }
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layer: int = 0,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.self_attn = SelfAttention(config, layer, dtype=dtype, device=device, backend=backend)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.mlp = MLP(config, dtype=dtype, device=device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        meta: AttentionMetadata,
+        cache: KVCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream travels as a pair, so that its additions can be fused with the norms.
+
+        Args:
+            x: ``[T, H]``, what the block before gave.
+            residual: ``[T, H]``; the stream that enters this block is ``residual + x``, or ``x``
+                alone if None.
+            rotation: cosine and sine of the tokens' positions.
+
+        Returns:
+            ``(x, residual)``, whose sum is the stream that leaves the block.
+        """
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotation, meta, cache)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(torch.nn.Module):
+    """Token ids to hidden states, and hidden states to logits."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.max_model_len = max_model_len
+        self.embed_tokens = VocabEmbedding(
+            config.vocab_size,
+            config.hidden_size,
+            layout=layout_for(device, dtype) if config.tie_word_embeddings else Layout.ROWS,
+            dtype=dtype,
+            device=device,
+        )
+        self.layers = torch.nn.ModuleList(
+            DecoderLayer(config, layer, dtype=dtype, device=device, backend=backend)
+            for layer in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.rotary = RotaryEmbedding(config.rope, max_model_len, device=device)
+        self.lm_head = ColumnParallelLinear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        meta: AttentionMetadata,
+        caches: Sequence[KVCache],
+        taps: Collection[int] = (),
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Compute the step's tokens, writing their keys and values.
+
+        Args:
+            ids, positions: ``[T]`` int64.
+            meta: where each token writes and what it sees.
+            caches: one for each layer.
+            taps: boundaries ``0..L`` whose residual stream is wanted: that which enters block
+                ``i``, or before the final norm for ``L``.
+
+        Returns:
+            ``[T, H]`` after the final norm, and one ``[T, H]`` for each tap, in the order of ``taps``.
+        """
+        x, residual = self.embed_tokens(ids), None
+        rotation = self.rotary(positions)
+        tapped: dict[int, torch.Tensor] = {}
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            if index in taps:
+                tapped[index] = x if residual is None else residual + x
+            x, residual = layer(x, residual, rotation, meta, cache)
+        hidden, tapped[len(self.layers)] = self.norm.add(x, residual)
+        return hidden, tuple(tapped[boundary] for boundary in taps)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, H]`` after the final norm -> ``[R, V]`` float32."""
+        return self.lm_head(hidden).float()

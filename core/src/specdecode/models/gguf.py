@@ -1,0 +1,96 @@
+"""GGUF files: converted once into a safetensors checkpoint in the cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from specdecode.contract import ConfigError
+
+logger = logging.getLogger(__name__)
+
+#: Raised whenever a converted checkpoint would come out differently.
+_FORMAT = 1
+
+
+def cache_directory() -> Path:
+    """``$SPECDECODE_CACHE``, or ``specdecode`` in the user's cache directory."""
+    if root := os.environ.get("SPECDECODE_CACHE"):
+        return Path(root).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "specdecode"
+
+
+def convert_gguf(file: Path) -> Path:
+    """The Hugging Face checkpoint made of a GGUF file: float32 weights, config, tokenizer, generation config.
+
+    Converted by transformers at the first call, which takes from half a minute on; found again by
+    the file's path, size and time of change. Whoever sees the directory sees it complete: it is
+    written beside and renamed.
+
+    Raises:
+        ConfigError: the file is damaged, its architecture is unknown, or a package is missing.
+    """
+    file = file.resolve()
+    status = file.stat()
+    key = hashlib.sha256(f"{_FORMAT}\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()
+    target = cache_directory() / "gguf" / f"{file.stem}-{key[:16]}"
+    if target.is_dir():
+        return target
+    _check(file)
+    logger.warning("converting %s for its first use, which may take a minute; kept in %s", file.name, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
+            converted = Path(scratch) / "checkpoint"
+            _convert(file, converted)
+            try:
+                converted.rename(target)
+            except OSError:
+                if not target.is_dir():  # else another process was faster
+                    raise
+    except OSError as error:
+        raise ConfigError(
+            f"{file} could not be converted into {target} ({error}); free some space, "
+            "or set SPECDECODE_CACHE to a directory that can be written"
+        ) from error
+    return target
+
+
+def _check(file: Path) -> None:
+    """Read all headers: a truncated file is found before transformers trips over it."""
+    try:
+        import accelerate  # noqa: F401 (transformers needs it to load GGUF)
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {file.name} needs the packages gguf and accelerate: pip install 'specdec-core[gguf]'"
+        ) from error
+    try:
+        GGUFReader(file)
+    except Exception as error:  # numpy's and the reader's own, depending on where the file ends
+        raise ConfigError(
+            f"GGUF file {file} of {file.stat().st_size} bytes is truncated or damaged ({error}); fetch it again"
+        ) from error
+
+
+def _convert(file: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise ConfigError(f"GGUF file {file} cannot be read by transformers: {error}") from error
+    # The weights are plain float32 now; save_pretrained must not take the model for a quantized one.
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)

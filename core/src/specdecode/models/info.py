@@ -1,0 +1,123 @@
+"""What a model's config says to the engine: dtype, context length, end tokens, sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from specdecode.contract import ConfigError, TargetInfo
+
+from .families import decoder_config
+from .files import ModelFiles
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+#: Keys of ``generation_config.json`` that are defaults of sampling parameters of the same name.
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device) -> torch.dtype:
+    """The dtype of weights and activations.
+
+    ``"auto"`` is the config's, and float32 if it names none; on a CPU float16 becomes float32,
+    since few CPUs compute in float16.
+    """
+    if dtype == "auto":
+        stored = getattr(hf_config, "dtype", None) or torch.float32
+        resolved = DTYPES.get(stored) if isinstance(stored, str) else stored
+        if resolved not in DTYPES.values():
+            raise ConfigError(f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16")
+        return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
+    resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if resolved not in DTYPES.values():
+        raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    return resolved
+
+
+def resolve_max_model_len(max_model_len: int | None, hf_config: Any) -> int:
+    """The context length: the user's, or what the config gives.
+
+    A config's ``max_position_embeddings`` may be the length before rope scaling (types ``linear``,
+    ``yarn`` and ``dynamic``): the limit is then ``factor`` times the original length. The default
+    is the limit, but for ``dynamic`` the unscaled length, since there a longer context changes the
+    frequencies of short prompts too.
+
+    Raises:
+        ConfigError: ``max_model_len`` is below 1 or above the limit.
+    """
+    trained = hf_config.max_position_embeddings
+    rope = getattr(hf_config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    limit = trained
+    if rope_type in ("linear", "yarn", "dynamic"):
+        original = rope.get("original_max_position_embeddings") or trained
+        limit = max(trained, int(original * (rope.get("factor") or 1.0)))
+    if max_model_len is None:
+        return trained if rope_type == "dynamic" else limit
+    if not 1 <= max_model_len <= limit:
+        raise ConfigError(
+            f"max_model_len must be between 1 and {limit}, the model's context length, got {max_model_len}"
+        )
+    return max_model_len
+
+
+def describe_target(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    tensor_parallel_size: int = 1,
+) -> TargetInfo:
+    """What draft methods are told of the target before its weights are loaded."""
+    config = decoder_config(files.hf_config, files.architecture)
+    return TargetInfo(
+        path=str(files.path),
+        architecture=files.architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_model_len=max_model_len,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        tensor_parallel_size=tensor_parallel_size,
+        extra_layers=getattr(files.hf_config, "num_nextn_predict_layers", None) or 0,
+        config=files.hf_config.to_dict(),
+    )
+
+
+def eos_token_ids(files: ModelFiles) -> tuple[int, ...]:
+    """The ids that end a text: the generation config's, else the config's; empty if there are none."""
+    ids = _generation_config(files).get("eos_token_id")
+    if ids is None:
+        ids = getattr(files.hf_config, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+
+
+def default_sampling(files: ModelFiles) -> dict[str, Any]:
+    """Sampling parameters that the model's authors recommend: what ``generation_config.json`` sets of them."""
+    generation = _generation_config(files)
+    return {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
+
+
+def _generation_config(files: ModelFiles) -> dict[str, Any]:
+    file = files.path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); correct or remove it") from error

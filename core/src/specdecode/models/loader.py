@@ -1,0 +1,128 @@
+"""From model files to a decoder with weights."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterator
+
+import torch
+
+from specdecode.contract import ConfigError
+from specdecode.layers import AttentionBackend, RMSNorm, VocabEmbedding
+from specdecode.layers.linear import Linear
+
+from .decoder import Decoder, DecoderLayer
+from .families import decoder_config
+from .files import ModelFiles
+from .weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+#: Standard deviation and seed of dummy weights.
+_DUMMY_STD = 0.02
+_DUMMY_SEED = 0
+
+#: Fused module of a layer -> the checkpoint's modules that make it up, with their parts.
+_SPLIT: dict[str, list[tuple[str, str]]] = {}
+for _source, (_fused, _part) in DecoderLayer.FUSED.items():
+    _SPLIT.setdefault(_fused, []).append((_source, _part))
+
+
+def load_model(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    load_format: str = "auto",
+    backend: AttentionBackend | None = None,
+) -> Decoder:
+    """Build the decoder of ``files`` and give it weights.
+
+    Args:
+        load_format: "dummy" for seeded random weights, whatever files there are; else the
+            directory's safetensors.
+        backend: of the attention layers; None: the torch references.
+
+    Raises:
+        ConfigError: the architecture or a quantization is not supported, a file is missing or
+            damaged, or tensors are missing or of another shape.
+    """
+    quantization = getattr(files.hf_config, "quantization_config", None)
+    if quantization and load_format != "dummy":
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise ConfigError(
+            f"model {files.name!r} is quantized ({method}), which is not supported; use its unquantized checkpoint"
+        )
+    config = decoder_config(files.hf_config, files.architecture)
+    decoder = Decoder(config, dtype=dtype, device=device, max_model_len=max_model_len, backend=backend)
+    if load_format == "dummy":
+        randomize(decoder)
+    else:
+        _load_checkpoint(decoder, files)
+    return decoder.eval()
+
+
+def randomize(decoder: Decoder, *, seed: int = _DUMMY_SEED) -> None:
+    """Fill all weights but those of the norms from a seeded normal distribution."""
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for name, parameter in decoder.named_parameters():  # a tied table comes once
+        if not name.endswith("norm.weight"):
+            parameter.data.normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
+    expected = dict(_expected(decoder))
+    missing = dict.fromkeys(expected)
+    unused: list[str] = []
+    for name, tensor in load_weights(files.path):
+        key = name.removeprefix("model.")
+        if key not in expected:
+            unused.append(name)
+            continue
+        try:
+            expected[key](tensor)
+        except ValueError as error:
+            raise ConfigError(
+                f"tensor {name} in {files.path} does not fit {files.architecture} with this config.json: {error}"
+            ) from error
+        missing.pop(key, None)
+    if missing:
+        raise ConfigError(
+            f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "
+            f"({_few(missing)}); fetch it again, or see whether config.json is its own"
+        )
+    if unused := [name for name in unused if not _harmless(name, decoder)]:
+        logger.warning("%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused))
+
+
+def _expected(decoder: Decoder) -> Iterator[tuple[str, Callable[[torch.Tensor], None]]]:
+    """Every tensor a checkpoint must hold, named without the prefix ``model.``, and what takes it."""
+    for path, module in decoder.named_modules():
+        if not isinstance(module, (Linear, RMSNorm, VocabEmbedding)):
+            continue
+        if path == "lm_head" and decoder.config.tie_word_embeddings:
+            continue
+        for source, part in _sources(path):
+            for kind, _ in module.named_parameters(recurse=False):
+                yield f"{source}.{kind}", functools.partial(module.load, kind, part=part)
+
+
+def _sources(path: str) -> list[tuple[str, str | None]]:
+    """The checkpoint modules, each with its part, that the decoder's module at ``path`` is made of."""
+    for fused, sources in _SPLIT.items():
+        if path.endswith(f".{fused}"):
+            layer = path.removesuffix(fused)
+            return [(layer + source, part) for source, part in sources]
+    return [(path, None)]
+
+
+def _harmless(name: str, decoder: Decoder) -> bool:
+    tied = decoder.config.tie_word_embeddings and name == "lm_head.weight"
+    return tied or name.endswith("rotary_emb.inv_freq")
+
+
+def _few(names: Collection[str], limit: int = 4) -> str:
+    shown = ", ".join(list(names)[:limit])
+    return shown if len(names) <= limit else f"{shown}, ..."

@@ -1,0 +1,37 @@
+"""Tokenizers, through transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdecode.contract import ConfigError
+
+from .files import ModelFiles, resolve_model
+
+MODES = ("auto", "fast")
+
+
+def load_tokenizer(
+    files: ModelFiles, tokenizer: str | None = None, mode: str = "auto", trust_remote_code: bool = False
+) -> Any:
+    """The model's tokenizer, or that of another model: a transformers fast tokenizer.
+
+    Args:
+        tokenizer: directory, ``.gguf`` file or hub id of another tokenizer; None: the model's own.
+        mode: "auto" or "fast", which are the same: there are no slow ones.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"tokenizer_mode must be one of {', '.join(MODES)}, got {mode!r}")
+    from transformers import AutoTokenizer
+
+    path = files.path if tokenizer is None else resolve_model(tokenizer, trust_remote_code=trust_remote_code).path
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers documents no set of errors for what the files may hold
+        raise ConfigError(
+            f"{path} has no tokenizer that can be read ({error}); name another with tokenizer=, "
+            "or set skip_tokenizer_init=True and give token ids"
+        ) from error

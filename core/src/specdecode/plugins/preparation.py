@@ -1,0 +1,273 @@
+"""From ``speculative_config`` to a method that is ready to be built: resolve, structure, plan, build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from specdecode.config import Policy, SpeculativeConfig, structure
+from specdecode.config.speculative import POLICY_KEYS
+from specdecode.contract import (
+    CheckpointInfo,
+    ConfigError,
+    Needs,
+    Proposer,
+    SpecdecodeError,
+    TargetInfo,
+    Unsupported,
+)
+
+from .checkpoint import read_checkpoint
+from .discovery import missing_requirements
+from .errors import PluginError
+from .loading import missing_imports
+from .manager import PluginManager
+from .records import Provided
+
+T = TypeVar("T")
+
+#: What messages call the user's mapping.
+ROOT = "speculative_config"
+
+
+class CheckpointReader(Protocol):
+    """Finds a draft checkpoint and reads its headers, as :func:`read_checkpoint` does."""
+
+    def __call__(
+        self, path: str | Path, revision: str | None = None, *, field: str = ...
+    ) -> CheckpointInfo: ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Prepared:
+    """A method chosen, its configuration checked and its needs known; nothing heavy is imported yet."""
+
+    method: str
+    policy: Policy
+    config: Any  #: an instance of the method's config class
+    needs: Needs
+    provided: Provided
+    _plan: _Plan = attrs.field(repr=False)
+
+    def build(self, max_num_seqs: int) -> Proposer:
+        """The proposer for at most ``max_num_seqs`` rows a step. Imports what the method needs.
+
+        Raises:
+            Unsupported, ConfigError: the method's own reason.
+            PluginError: the method broke the contract; its exception is the cause.
+        """
+        return self._plan.build(self.needs, max_num_seqs)
+
+
+def prepare(
+    manager: PluginManager,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | str,
+    target: TargetInfo,
+    *,
+    reader: CheckpointReader = read_checkpoint,
+) -> Prepared:
+    """Choose and check the method that ``speculative_config`` asks for.
+
+    Args:
+        manager: who knows the installed methods.
+        speculative_config: what the user gave.
+        target: the model to speculate for.
+        reader: how a draft checkpoint is found and read.
+
+    Raises:
+        ConfigError: every fault of the configuration at once.
+        Unsupported: the method cannot work with this target.
+        PluginError: the method's plugin broke the contract.
+    """
+    given = SpeculativeConfig.of(speculative_config)
+    checkpoints = _Checkpoints(reader)
+    faults: list[str] = []
+    policy = _collect(faults, lambda: structure(Policy, given.policy_keys, ROOT))
+    provided = _collect(faults, lambda: _choose(manager, given, checkpoints))
+    config = None
+    if provided is not None:
+        kind, keys = provided.spec.config, given.method_keys
+        config = _collect(faults, lambda: structure(kind, keys, ROOT, neighbours=POLICY_KEYS))
+    if faults or policy is None or provided is None:
+        raise ConfigError(*faults)
+    plan = _Plan.of(manager, provided, config, target, checkpoints, ROOT)
+    return Prepared(
+        method=provided.spec.name,
+        policy=policy,
+        config=config,
+        needs=plan.needs(),
+        provided=provided,
+        plan=plan,
+    )
+
+
+def _collect(faults: list[str], action: Callable[[], T]) -> T | None:
+    """What ``action`` gives; if it is refused, None, and the reasons are added to ``faults``."""
+    try:
+        return action()
+    except ConfigError as error:
+        faults += error.faults
+        return None
+
+
+def _choose(manager: PluginManager, given: SpeculativeConfig, checkpoints: _Checkpoints) -> Provided | None:
+    """The method named, or the one that recognises the draft checkpoint; None if the name is no string."""
+    if given.method is not None:
+        return (
+            manager.resolve(given.method, field=f"{ROOT}.method") if isinstance(given.method, str) else None
+        )
+    if given.get("model") is None:
+        installed = sorted({record.method for record in manager.methods()})
+        raise ConfigError(
+            f"{ROOT} names neither method nor model; set {ROOT}.method to one of the installed methods: "
+            f"{', '.join(installed) or 'none'}"
+        )
+    return manager.recognize(checkpoints.read(given["model"], given.get("revision"), ROOT))
+
+
+class _Checkpoints:
+    """Draft checkpoints, each read once."""
+
+    def __init__(self, reader: CheckpointReader) -> None:
+        self._reader = reader
+        self._known: dict[tuple[str, str | None], CheckpointInfo] = {}
+
+    def read(self, model: Any, revision: Any, path: str) -> CheckpointInfo:
+        for name, value in (("model", model), ("revision", revision)):
+            if not isinstance(value, str) and (name == "model" or value is not None):
+                raise ConfigError(f"{path}.{name} must be a string, got {value!r}")
+        key = (model, revision)
+        if key not in self._known:
+            self._known[key] = self._reader(model, revision, field=f"{path}.model")
+        return self._known[key]
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Plan:
+    """One method about to be used; what its ``needs`` is shown (``PlanContext``)."""
+
+    target: TargetInfo
+    draft: CheckpointInfo | None
+    _manager: PluginManager
+    _provided: Provided
+    _config: Any
+    _checkpoints: _Checkpoints
+    _path: str
+
+    @classmethod
+    def of(
+        cls,
+        manager: PluginManager,
+        provided: Provided,
+        config: Any,
+        target: TargetInfo,
+        checkpoints: _Checkpoints,
+        path: str,
+    ) -> _Plan:
+        _check_imports(provided, path)
+        model = getattr(config, "model", None)
+        draft = (
+            checkpoints.read(model, getattr(config, "revision", None), path) if model is not None else None
+        )
+        return cls(
+            target=target,
+            draft=draft,
+            manager=manager,
+            provided=provided,
+            config=config,
+            checkpoints=checkpoints,
+            path=path,
+        )
+
+    def needs(self) -> Needs:
+        needs = _guarded("needs", self._provided, lambda: self._provided.spec.needs(self._config, self))
+        if not isinstance(needs, Needs):
+            raise PluginError(f"{_who(self._provided)}: needs must give a Needs, got {type(needs).__name__}")
+        return needs
+
+    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
+        return self.child(method, mapping).needs()
+
+    def child(self, method: str, mapping: Mapping[str, Any]) -> _Plan:
+        path = f"{self._path}[{method}]"
+        provided = self._manager.resolve(method, field=path)
+        config: Any = structure(provided.spec.config, mapping, path)
+        return _Plan.of(self._manager, provided, config, self.target, self._checkpoints, path)
+
+    def build(self, needs: Needs, max_num_seqs: int) -> Proposer:
+        context = _Build(
+            plan=self, needs=needs, max_num_seqs=max_num_seqs, target=self.target, draft=self.draft
+        )
+        proposer: Proposer = _guarded(
+            "build", self._provided, lambda: self._provided.spec.build(self._config, context)
+        )
+        if context.built != len(needs.children):
+            raise PluginError(
+                f"{_who(self._provided)}: needs declares {len(needs.children)} children, "
+                f"build made {context.built}"
+            )
+        return proposer
+
+    @property
+    def provided(self) -> Provided:
+        return self._provided
+
+
+@attrs.define(kw_only=True, eq=False)
+class _Build:
+    """What a method's ``build`` is shown (``BuildContext``)."""
+
+    needs: Needs
+    max_num_seqs: int
+    target: TargetInfo
+    draft: CheckpointInfo | None
+    _plan: _Plan
+    built: int = attrs.field(default=0, init=False)
+
+    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
+        return self._plan.needs_of(method, mapping)
+
+    def build(self, method: str, mapping: Mapping[str, Any]) -> Proposer:
+        parent, index = _who(self._plan.provided), self.built
+        if index >= len(self.needs.children):
+            raise PluginError(
+                f"{parent}: build makes {method!r}, which its Needs does not declare; use Needs.union"
+            )
+        child = self._plan.child(method, mapping)
+        needs = child.needs()
+        if needs != self.needs.children[index]:
+            raise PluginError(
+                f"{parent}: build makes {method!r} as child {index}, which Needs.children declares otherwise"
+            )
+        self.built += 1
+        return child.build(needs, self.max_num_seqs)
+
+
+def _check_imports(provided: Provided, path: str) -> None:
+    missing = missing_imports(provided.spec)
+    if not missing:
+        return
+    requirements = " ".join(repr(text) for text in missing_requirements(provided.dist))
+    remedy = f"pip install {requirements}" if requirements else "install the distribution that carries it"
+    raise ConfigError(
+        f"{path}: method {provided.spec.name!r} of {provided.provider} needs the module "
+        f"{', '.join(missing)}, which is not installed; {remedy}"
+    )
+
+
+def _guarded(part: str, provided: Provided, action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Unsupported as error:
+        raise Unsupported(f"{_who(provided)}: {error}") from error
+    except SpecdecodeError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{_who(provided)}: {part} raised {type(error).__name__}: {error}") from error
+
+
+def _who(provided: Provided) -> str:
+    return f"method {provided.spec.name!r} of {provided.provider}"

@@ -1,0 +1,1 @@
+"""Runs the target over a step's plan."""

@@ -1,0 +1,84 @@
+"""Runs the target: staged inputs in, logits of the tokens to verify and tapped hidden states out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from ..contract import FINAL, Tap
+from ..engine.plan import StepPlan
+from ..kv.pool import BlockPool
+from ..kv.store import KVStore
+from ..models.decoder import Decoder
+from .inputs import TargetBatch, stage
+
+
+@attrs.frozen(eq=False)
+class TargetOutput:
+    """What a target forward gave."""
+
+    batch: TargetBatch
+    logits: torch.Tensor  #: ``[R, vocab]`` float32
+    taps: dict[Tap, torch.Tensor]  #: each ``[T, hidden]``
+
+
+class ModelRunner:
+    """The target on its KV layers."""
+
+    def __init__(
+        self, model: Decoder, store: KVStore, pool: BlockPool, device: torch.device, taps: Sequence[Tap]
+    ) -> None:
+        self.model = model
+        self.store = store
+        self.device = device
+        self._pool = pool
+        self._final = FINAL in taps
+        self._boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
+        self.check_writes = bool(os.environ.get("SPECDECODE_CHECK_WRITES"))
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> TargetOutput:
+        """Compute all tokens of ``plan``."""
+        batch = stage(plan, self._pool.block_size, self.device)
+        if self.check_writes:
+            self.assert_writable(batch.meta.write_slots, draft=False)
+        hidden, tapped = self.model(
+            batch.ids, batch.positions, batch.meta, self.store.target, self._boundaries
+        )
+        logits = self.model.compute_logits(hidden[batch.logit_tokens])
+        taps: dict[Tap, torch.Tensor] = dict(zip(map(Tap, self._boundaries), tapped, strict=True))
+        if self._final:
+            taps[FINAL] = hidden
+        return TargetOutput(batch, logits, taps)
+
+    @torch.inference_mode()
+    def keep_accepted(self, plan: StepPlan, accepted: Sequence[Sequence[int]]) -> None:
+        """Move the accepted nodes' KV behind the committed tokens; a chain's is there already.
+
+        Args:
+            accepted: for each row of ``plan`` its accepted nodes, in path order.
+        """
+        source: list[int] = []
+        destination: list[int] = []
+        size = self._pool.block_size
+        for row, nodes in zip(plan.rows, accepted, strict=True):
+            blocks, committed = row.request.table.blocks, row.start + row.new
+            for level, node in enumerate(nodes):
+                if node != level:
+                    for slots, slot in ((source, committed + node), (destination, committed + level)):
+                        slots.append(blocks[slot // size] * size + slot % size)
+        if source:
+            self.store.move(
+                torch.tensor(source, device=self.device), torch.tensor(destination, device=self.device)
+            )
+
+    def assert_writable(self, write_slots: torch.Tensor, *, draft: bool) -> None:
+        """Raise AssertionError if a write would reach a block that is published or held twice."""
+        allowed = self._pool.may_write_draft if draft else self._pool.may_write_target
+        for block in (write_slots // self._pool.block_size).unique().tolist():
+            assert allowed(block), (
+                f"{'draft' if draft else 'target'} write into block {block}, which is shared"
+            )

@@ -1,0 +1,53 @@
+"""Drawing the target's tokens: each row under its own parameters, history and noise.
+
+The names below load on first use, so that the bookkeeping (:class:`TokenHistory`, seeds) costs no
+import of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch import SampleRow, SamplingBatch
+    from .history import TokenHistory, needs_history
+    from .logprobs import RowLogprobs, gather_logprobs
+    from .sampler import draw, rank, transform
+    from .seeds import UnseededStream, resolve_seed
+
+_HOME = {
+    "SampleRow": "batch",
+    "SamplingBatch": "batch",
+    "TokenHistory": "history",
+    "needs_history": "history",
+    "RowLogprobs": "logprobs",
+    "gather_logprobs": "logprobs",
+    "draw": "sampler",
+    "rank": "sampler",
+    "transform": "sampler",
+    "UnseededStream": "seeds",
+    "resolve_seed": "seeds",
+}
+
+__all__ = [
+    "RowLogprobs",
+    "SampleRow",
+    "SamplingBatch",
+    "TokenHistory",
+    "UnseededStream",
+    "draw",
+    "gather_logprobs",
+    "needs_history",
+    "rank",
+    "resolve_seed",
+    "transform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

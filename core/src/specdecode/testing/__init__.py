@@ -1,0 +1,1 @@
+"""Conformance kit, tiny models, scripted proposers and reference decoders for tests."""

@@ -1,0 +1,124 @@
+"""What each scripted proposer declares."""
+
+from __future__ import annotations
+
+import attrs
+
+from ...contract import (
+    EMBED,
+    FINAL,
+    LM_HEAD,
+    KVSpec,
+    LengthFields,
+    Needs,
+    Place,
+    PlanContext,
+    Ranks,
+    Shape,
+    Tap,
+    TargetInfo,
+    Tokens,
+    Unsupported,
+)
+from . import wrapping
+from .config import (
+    CascadeConfig,
+    EagleConfig,
+    FaultyConfig,
+    FlakyConfig,
+    MedusaConfig,
+    OracleTreeConfig,
+    RecorderConfig,
+    SelfDraftConfig,
+    SmallDraftConfig,
+)
+
+
+def chain(config: LengthFields, ctx: PlanContext) -> Needs:
+    """A host chain that reads each row's history."""
+    count = config.num_speculative_tokens
+    return Needs(width=count, depth=count, tokens=Tokens.HISTORY)
+
+
+def oracle_tree(config: OracleTreeConfig, ctx: PlanContext) -> Needs:
+    return Needs(
+        width=config.num_speculative_tokens, depth=config.levels, shape=Shape.TREE, tokens=Tokens.HISTORY
+    )
+
+
+def faulty(config: FaultyConfig, ctx: PlanContext) -> Needs:
+    count = config.num_speculative_tokens
+    place = Place.DEVICE if config.place == "device" else Place.HOST
+    return Needs(width=count, depth=count, shape=Shape.TREE, tokens=Tokens.HISTORY, place=place)
+
+
+def flaky(config: FlakyConfig, ctx: PlanContext) -> Needs:
+    return wrapping.union_of([config.inner], ctx)
+
+
+def self_draft(config: SelfDraftConfig, ctx: PlanContext) -> Needs:
+    return _draft_model(config, _target_kv(ctx.target, layers=config.layers or ctx.target.num_layers))
+
+
+def small_draft(config: SmallDraftConfig, ctx: PlanContext) -> Needs:
+    assert ctx.draft is not None  # core reads the checkpoint that ``model`` names
+    draft = ctx.draft.config
+    heads = draft["num_attention_heads"]
+    dim = draft.get("head_dim") or draft["hidden_size"] // heads
+    kv_heads = draft.get("num_key_value_heads") or heads
+    return _draft_model(
+        config, KVSpec(layers=draft["num_hidden_layers"], heads=kv_heads, k_dim=dim, v_dim=dim)
+    )
+
+
+def eagle(config: EagleConfig, ctx: PlanContext) -> Needs:
+    return Needs(
+        width=config.num_speculative_tokens,
+        depth=config.levels,
+        shape=Shape.TREE if config.tree or config.fanout else Shape.CHAIN,
+        place=Place.DEVICE,
+        ranks=Ranks.ALL,
+        taps=_eagle_taps(config, ctx.target),
+        modules=frozenset({EMBED, LM_HEAD}),
+        kv=(_target_kv(ctx.target, layers=1, first=1, slots=max(0, config.scratch - config.levels)),),
+    )
+
+
+def medusa(config: MedusaConfig, ctx: PlanContext) -> Needs:
+    return Needs(
+        width=len(config.topology),
+        depth=config.topology.depth,
+        shape=Shape.TREE,
+        place=Place.DEVICE,
+        ranks=Ranks.ALL,
+        tokens=Tokens.NONE,
+        taps=(FINAL,),
+        modules=frozenset({LM_HEAD}),
+    )
+
+
+def cascade(config: CascadeConfig, ctx: PlanContext) -> Needs:
+    return wrapping.union_of(config.children, ctx)
+
+
+def recorder(config: RecorderConfig, ctx: PlanContext) -> Needs:
+    """The inner proposer's, and the history."""
+    return attrs.evolve(wrapping.union_of([config.inner], ctx), tokens=Tokens.HISTORY)
+
+
+def _draft_model(config: LengthFields, kv: KVSpec) -> Needs:
+    count = config.num_speculative_tokens
+    return Needs(width=count, depth=count, place=Place.DEVICE, ranks=Ranks.ALL, kv=(kv,))
+
+
+def _target_kv(target: TargetInfo, *, layers: int, first: int = 0, slots: int = 0) -> KVSpec:
+    dim = target.head_dim
+    return KVSpec(layers=layers, heads=target.num_kv_heads, k_dim=dim, v_dim=dim, first=first, slots=slots)
+
+
+def _eagle_taps(config: EagleConfig, target: TargetInfo) -> tuple[Tap, ...]:
+    if not config.three_taps:
+        return (FINAL,)
+    if target.num_layers < 2:
+        raise Unsupported(f"three taps want a target of at least 2 layers, got {target.num_layers}")
+    return (Tap(0), Tap(target.num_layers // 2), Tap(target.num_layers))

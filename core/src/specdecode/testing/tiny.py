@@ -1,0 +1,208 @@
+"""Tiny checkpoints in Hugging Face format: seconds of work become milliseconds, with every real code path.
+
+Random weights at a model's usual scale give almost flat logits, so the output layer is scaled up;
+and with ``zero_outputs`` attention and MLP add nothing, so that the law of the next token depends
+on the last token alone and is known exactly (such a model cannot see a corrupted KV cache).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Family -> architecture and what its config has beside the shared shape.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),  # heads * head_dim is not the hidden size
+    "smollm": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
+}
+
+PAD, BOS, EOS = 0, 1, 2
+SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_STD = 0.02
+
+
+def tiny_checkpoint(
+    path: str | Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    vocab_size: int = 300,
+    lm_head_scale: float = 8.0,
+    output_scale: float = 1.0,
+    zero_outputs: bool = False,
+    shards: int = 1,
+    tie: bool | None = None,
+    generation: dict[str, Any] | None = None,
+    **config_overrides: Any,
+) -> Path:
+    """Write a checkpoint of 2 layers, hidden size 64, 4 heads and 2 KV heads; equal arguments, equal files.
+
+    Args:
+        path: directory, made if it is not there.
+        family: a key of :data:`FAMILIES`.
+        seed: of the weights.
+        vocab_size: ids 0 to 2 are pad, bos and eos; then come the 256 bytes (id = byte + 3), then
+            ``<extra_N>`` tokens, which no text encodes to. A vocabulary too small for all bytes
+            has those from ``a`` on.
+        lm_head_scale: factor of the output layer's weights (of the whole table if it is tied).
+        output_scale: factor of ``o_proj`` and ``down_proj``: the smaller, the more the next token
+            follows from the last one alone.
+        zero_outputs: ``output_scale=0``.
+        shards: number of safetensors files, with an index if more than one.
+        tie: ``tie_word_embeddings``; None: as the family has it.
+        generation: fields of ``generation_config.json`` beside the ids.
+        config_overrides: further fields of the Hugging Face config, e.g. ``num_hidden_layers``.
+
+    Returns:
+        ``path``.
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    config = _config(family, vocab_size=vocab_size, tie=tie, overrides=config_overrides)
+    config.save_pretrained(path)
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    _write_json(path / "generation_config.json", ids | (generation or {}))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = dict(_tensors(config, lm_head_scale, 0.0 if zero_outputs else output_scale, generator))
+    _save(path, tensors, shards)
+    _tokenizer(vocab_size, config.max_position_embeddings).save_pretrained(path)
+    return path
+
+
+def _config(family: str, *, vocab_size: int, tie: bool | None, overrides: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if family not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
+    architecture, special = FAMILIES[family]
+    model_type = next(t for t, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
+    fields: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "dtype": "float32",
+        "architectures": [architecture],
+    }
+    fields |= special
+    if tie is not None:
+        fields["tie_word_embeddings"] = tie
+    return AutoConfig.for_model(model_type, **(fields | overrides))
+
+
+def _tensors(
+    config: Any, lm_head_scale: float, output_scale: float, generator: torch.Generator
+) -> Iterator[tuple[str, torch.Tensor]]:
+    def normal(*shape: int, std: float = _STD) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * std
+
+    def norm(size: int) -> torch.Tensor:
+        return 1.0 + 0.1 * torch.randn(size, generator=generator)
+
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
+    architecture = config.architectures[0]
+    attention_bias = getattr(config, "attention_bias", False)
+    qkv_bias = attention_bias or architecture == "Qwen2ForCausalLM"
+    mlp_bias = getattr(config, "mlp_bias", False)
+    tied = config.tie_word_embeddings
+
+    yield "model.embed_tokens.weight", normal(config.vocab_size, hidden, std=_STD * (lm_head_scale if tied else 1))
+    for layer in range(config.num_hidden_layers):
+        for module, outputs, inputs, bias, scale in (
+            ("self_attn.q_proj", queries, hidden, qkv_bias, 1.0),
+            ("self_attn.k_proj", keys, hidden, qkv_bias, 1.0),
+            ("self_attn.v_proj", keys, hidden, qkv_bias, 1.0),
+            ("self_attn.o_proj", hidden, queries, attention_bias, output_scale),
+            ("mlp.gate_proj", mlp, hidden, mlp_bias, 1.0),
+            ("mlp.up_proj", mlp, hidden, mlp_bias, 1.0),
+            ("mlp.down_proj", hidden, mlp, mlp_bias, output_scale),
+        ):
+            yield f"model.layers.{layer}.{module}.weight", normal(outputs, inputs) * scale
+            if bias:
+                yield f"model.layers.{layer}.{module}.bias", normal(outputs) * scale
+        if architecture == "Qwen3ForCausalLM":
+            yield f"model.layers.{layer}.self_attn.q_norm.weight", norm(head_dim)
+            yield f"model.layers.{layer}.self_attn.k_norm.weight", norm(head_dim)
+        yield f"model.layers.{layer}.input_layernorm.weight", norm(hidden)
+        yield f"model.layers.{layer}.post_attention_layernorm.weight", norm(hidden)
+    final = norm(hidden)
+    if tied:
+        # Signs at random, or every token would be followed by itself.
+        final *= torch.randint(0, 2, (hidden,), generator=generator) * 2 - 1
+    yield "model.norm.weight", final
+    if not tied:
+        yield "lm_head.weight", normal(config.vocab_size, hidden, std=_STD * lm_head_scale)
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
+    from safetensors.torch import save_file
+
+    if shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = names[shard::shards]
+        save_file({name: tensors[name] for name in part}, path / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    _write_json(path / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def _tokenizer(vocab_size: int, max_length: int) -> Any:
+    """A byte-level tokenizer without merges."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    characters = bytes_to_unicode()
+    first = 0 if vocab_size >= 256 + len(SPECIAL_TOKENS) else ord("a")
+    vocab = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    for byte in range(first, 256):
+        if len(vocab) < vocab_size:
+            vocab[characters[byte]] = len(vocab)
+    for extra in range(vocab_size - len(vocab)):
+        vocab[f"<extra_{extra}>"] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=SPECIAL_TOKENS[PAD],
+        bos_token=SPECIAL_TOKENS[BOS],
+        eos_token=SPECIAL_TOKENS[EOS],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

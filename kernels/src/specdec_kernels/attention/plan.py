@@ -1,0 +1,203 @@
+"""What one step's attention metadata means for the torch reference: derived once, used by every layer.
+
+The tokens of a row are cut into tiles. A tile reads one contiguous stretch of keys, either a view
+of the cache (the row's blocks lie one behind the other) or a stretch of a gathered copy, and has a
+mask only if its tokens do not all see the whole stretch. Rows are never padded to each other, so
+what a row computes does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from .metadata import AttentionMetadata
+
+#: Tokens of a tile up to which the query heads of a KV group are packed into one matrix.
+PACKED_TOKENS = 64
+#: Tokens of a larger tile: bounds its mask, and the keys beyond the causal edge that it multiplies in vain.
+TILE_TOKENS = 256
+#: Slots gathered at a time, and mask elements kept from layer to layer: they bound the memory of a step.
+GATHER_SLOTS = 1 << 15
+KEPT_MASK_ELEMENTS = 1 << 24
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Tile:
+    """Tokens ``begin..end-1`` over keys ``start..stop-1`` of the batch's source."""
+
+    begin: int
+    end: int
+    start: int
+    stop: int
+    low: int  #: logical slot of key ``start``
+    packed: bool
+    masked: bool
+    mask: torch.Tensor | None = None  #: additive; None although ``masked``: built at each use
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Batch:
+    """Tiles that read one source: the cache itself, or a copy of the listed blocks."""
+
+    blocks: torch.Tensor | None
+    tiles: list[Tile]
+    buffers: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def source(self, cache: torch.Tensor, name: str) -> torch.Tensor:
+        """``[slots, heads, dim]`` of a cache ``[num_blocks, block_size, heads, dim]``.
+
+        All layers gather into one buffer of that ``name``: fresh memory for each costs page faults.
+        """
+        if self.blocks is None:
+            return cache.flatten(0, 1)
+        shape = (len(self.blocks), *cache.shape[1:])
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.shape != shape or buffer.dtype != cache.dtype:
+            buffer = self.buffers[name] = cache.new_empty(shape)
+        return torch.index_select(cache, 0, self.blocks, out=buffer).flatten(0, 1)
+
+
+class AttentionPlan:
+    """Tiles of one step under one sliding window, for queries of one dtype with ``group`` heads a KV head."""
+
+    def __init__(self, meta: AttentionMetadata, window: int | None, group: int, dtype: torch.dtype) -> None:
+        self._group = group
+        self._dtype = dtype
+        self._device = meta.rows.device
+        self._base = _host(meta.base)
+        self._low = np.full_like(self._base, meta.first)
+        self._extra = None if meta.extra is None or meta.extra.shape[1] == 0 else _host(meta.extra)
+        if window is not None:
+            np.maximum(self._low, _host(meta.positions) - (window - 1), out=self._low)
+            if self._extra is not None:
+                self._extra = np.where(_levels_above(self._extra) < window, self._extra, -1)
+        blind = self._low >= self._base
+        self._high = np.where(blind, 0, self._base)
+        if self._extra is not None:
+            self._extra = np.where(self._extra >= meta.first, self._extra, -1)
+            blind &= (self._extra < 0).all(1)
+            np.maximum(self._high, self._extra.max(1) + 1, out=self._high)
+        self._blind = blind
+        #: ``[N]`` indices of tokens that see no slot: their output is zero
+        self.blind = self._tensor(np.flatnonzero(blind)) if blind.any() else None
+        self.batches = list(self._batches(meta))
+
+    def mask(self, tile: Tile) -> torch.Tensor:
+        """Additive mask of a tile: ``[n, L]``, or ``[n * group, L]`` if it is packed."""
+        tokens = slice(tile.begin, tile.end)
+        slots = np.arange(tile.low, tile.low + tile.stop - tile.start)
+        visible = (slots >= self._low[tokens, None]) & (slots < self._base[tokens, None])
+        if self._extra is not None:
+            token, entry = np.nonzero(self._extra[tokens] >= 0)
+            visible[token, self._extra[tokens][token, entry] - tile.low] = True
+        visible[self._blind[tokens], 0] = True  # a row without any key would be NaN
+        if tile.packed:
+            visible = visible.repeat(self._group, 0)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(self._tensor(~visible), float("-inf"))
+
+    def _batches(self, meta: AttentionMetadata) -> Iterator[Batch]:
+        in_place: list[Tile] = []
+        gathered: list[Tile] = []
+        blocks: list[np.ndarray] = []
+        num_blocks = 0
+        kept = 0
+        table = _host(meta.block_table)
+        for begin, end, row in _row_ranges(_host(meta.rows)):
+            live = np.flatnonzero(~self._blind[begin:end])
+            if not len(live):
+                continue
+            # Blocks of all that the row's tokens see.
+            first = self._lowest(begin, end) // meta.block_size
+            last = -(-int(self._high[begin:end].max()) // meta.block_size)
+            row_blocks = table[row, first:last]
+            contiguous = bool((np.diff(row_blocks) == 1).all())
+            if not contiguous and num_blocks and (num_blocks + len(row_blocks)) * meta.block_size > GATHER_SLOTS:
+                yield Batch(self._tensor(np.concatenate(blocks)), gathered)
+                gathered, blocks, num_blocks = [], [], 0
+            block = int(row_blocks[0]) if contiguous else num_blocks
+            offset = (block - first) * meta.block_size  # source index of logical slot 0
+            for tile in self._tiles(begin, end, offset):
+                size = (tile.stop - tile.start) * (tile.end - tile.begin) * (self._group if tile.packed else 1)
+                if tile.masked and kept + size <= KEPT_MASK_ELEMENTS:
+                    tile.mask = self.mask(tile)
+                    kept += size
+                (in_place if contiguous else gathered).append(tile)
+            if not contiguous:
+                blocks.append(row_blocks)
+                num_blocks += len(row_blocks)
+        if in_place:
+            yield Batch(None, in_place)
+        if gathered:
+            yield Batch(self._tensor(np.concatenate(blocks)), gathered)
+
+    def _tiles(self, begin: int, end: int, offset: int) -> Iterator[Tile]:
+        packed = end - begin <= PACKED_TOKENS
+        step = end - begin if packed else TILE_TOKENS
+        for b in range(begin, end, step):
+            e = min(b + step, end)
+            if self._blind[b:e].all():
+                continue
+            low, high = self._lowest(b, e), int(self._high[b:e].max())
+            full = (self._low[b:e] <= low).all() and (self._base[b:e] >= high).all()
+            if not full and e - b == 1 and self._extra is not None:
+                full = self._sees_all(b, low, high)
+            yield Tile(b, e, offset + low, offset + high, low, packed, masked=not full)
+
+    def _lowest(self, begin: int, end: int) -> int:
+        """Lowest logical slot that a token of ``begin..end-1`` sees."""
+        tokens = slice(begin, end)
+        ranges = (self._low < self._base)[tokens]
+        low = int(self._low[tokens][ranges].min()) if ranges.any() else np.iinfo(np.int64).max
+        if self._extra is not None:
+            extra = self._extra[tokens]
+            if (extra >= 0).any():
+                low = min(low, int(extra[extra >= 0].min()))
+        return low
+
+    def _sees_all(self, token: int, low: int, high: int) -> bool:
+        assert self._extra is not None
+        seen = np.zeros(high - low, dtype=bool)
+        seen[max(int(self._low[token]) - low, 0) : max(int(self._base[token]) - low, 0)] = True
+        entries = self._extra[token]
+        seen[entries[entries >= 0] - low] = True
+        return bool(seen.all())
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def attention_plan(meta: AttentionMetadata, window: int | None, group: int, dtype: torch.dtype) -> AttentionPlan:
+    """The plan of ``meta``, made at its first use."""
+    key = (window, group, dtype)
+    plan = meta.plans.get(key)
+    if plan is None:
+        plan = meta.plans[key] = AttentionPlan(meta, window, group, dtype)
+    return plan
+
+
+def _row_ranges(rows: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """``(begin, end, row)`` of each row's tokens."""
+    if not len(rows):
+        return
+    cuts = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
+    for begin, end in itertools.pairwise(cuts):
+        yield begin, end, int(rows[begin])
+
+
+def _levels_above(extra: np.ndarray) -> np.ndarray:
+    """``[T, E]``: how many levels, and so positions, an entry lies above its token.
+
+    ``extra[t]`` names the token's own scratch slot and those of its ancestors, a parent's slot
+    below its child's, so the rank of a slot is its level.
+    """
+    return ((extra[:, None, :] > extra[:, :, None]) & (extra[:, :, None] >= 0)).sum(2)
+
+
+def _host(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,67 @@
+"""Prompt lookup as a proposer: one index a request, over that request's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from specdecode.contract import Drafts, Proposer, RequestInfo, StepView
+
+from .config import NgramConfig
+from .index import NgramIndex
+
+
+class NgramProposer(Proposer):
+    """Drafts what followed the last tokens of a request when they last occurred in it.
+
+    Prompt lookup (Saxena, 2023; "LLMA": Yang et al., arXiv 2304.04487). The index derives from
+    tokens alone: it survives a preemption, and catches up with the request's history when drafts
+    are wanted, so a request that never drafts costs nothing.
+    """
+
+    def __init__(self, config: NgramConfig) -> None:
+        self._shortest, self._longest = config.windows
+        self._indexes: dict[str, NgramIndex] = {}
+        self._lookups = 0
+        self._hits = 0
+
+    def on_add(self, request: RequestInfo) -> None:
+        if request.id not in self._indexes:
+            self._indexes[request.id] = NgramIndex(self._shortest, self._longest)
+
+    def on_finish(self, request_id: str, reason: str) -> None:
+        self._indexes.pop(request_id, None)
+
+    def propose(self, step: StepView, out: Drafts) -> None:
+        limits = np.minimum(step.budget, step.room)
+        rows = np.flatnonzero(limits > 0)
+        if not rows.size:
+            return
+        request_ids, histories = step.request_ids, step.history
+        for row in rows.tolist():
+            index, history = self._indexes[request_ids[row]], histories[row]
+            index.extend(history)
+            self._lookups += 1
+            start = index.match(history)
+            if start is not None:
+                self._hits += 1
+                length = int(limits[row])
+                out.ids[row, :length] = continuation(history, start, length)
+                out.lens[row] = length
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"lookups": float(self._lookups), "hits": float(self._hits)}
+
+    def close(self) -> None:
+        self._indexes.clear()
+
+
+def continuation(text: Sequence[int], start: int, length: int) -> list[int]:
+    """``length`` tokens as they follow ``start``, going round when the text ends.
+
+    The match lies ``len(text) - start`` tokens back. Read as a period, it says what comes after the
+    end of the text as well: "a b a b" matched at distance 2 goes on "a b a b ...".
+    """
+    period = text[start : start + length]
+    rounds = -(-length // len(period))
+    return (list(period) * rounds)[:length]
