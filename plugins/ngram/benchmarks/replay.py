@@ -47,6 +47,19 @@ RULES: dict[str, Rule] = {
     "recent-full": lambda text, starts, k: _copy(text, _full(text, starts, k), k),
     "recent-cycle": lambda text, starts, k: _cycle(text, starts[-1], k),
 }
+CHOSEN = "recent-cycle"
+
+
+#: rule, shortest and longest window, tokens a draft
+SETTINGS: dict[str, list[tuple[str, int, int, int]]] = {
+    "Rules": [(rule, 2, 5, k) for k in (3, 5, 10) for rule in RULES],
+    "Windows": [
+        (CHOSEN, shortest, longest, 5)
+        for shortest, longest in itertools.product((1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 8))
+        if shortest <= longest
+    ],
+    "Lengths": [(CHOSEN, 2, 5, k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 16)],
+}
 
 
 @dataclass
@@ -128,7 +141,7 @@ class Occurrences:
 
 
 def record(model: str, max_tokens: int, out: Path) -> None:
-    """Generate the built-in tasks greedily and at temperature 0.9, and store token ids."""
+    """Generate the built-in tasks greedily and at temperature 0.9 (top_p 0.9), and store token ids."""
     from specdecode import LLM, SamplingParams, TokensPrompt
     from specdecode.bench.running import encode
     from specdecode.bench.tasks import builtin_tasks
@@ -138,7 +151,7 @@ def record(model: str, max_tokens: int, out: Path) -> None:
     ids = [encode(llm.get_tokenizer(), prompt.text) for _, prompt in cases]
     texts = []
     for temperature in (0.0, 0.9):
-        params = SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens)
+        params = SamplingParams(temperature=temperature, top_p=0.9, seed=1, max_tokens=max_tokens)
         outputs = llm.generate([TokensPrompt(prompt_token_ids=i) for i in ids], params)
         for (task, prompt), i, output in zip(cases, ids, outputs, strict=True):
             texts.append(
@@ -188,18 +201,9 @@ def main() -> None:
     stored = json.loads(arguments.texts.read_text())
     for temperature in sorted({text["temperature"] for text in stored}):
         texts = [text for text in stored if text["temperature"] == temperature]
-        print(
-            f"\n### Temperature {temperature}: {len(texts)} texts, {sum(len(t['output']) for t in texts)} tokens"
-        )
-        for title, settings in {
-            "Rules": [(rule, 2, 4, 5) for rule in RULES],
-            "Windows": [
-                ("recent-cycle", a, b, 5)
-                for a, b in itertools.product((1, 2, 3, 4), (1, 2, 3, 4, 5, 8))
-                if a <= b
-            ],
-            "Lengths": [("recent-cycle", 2, 4, k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 16)],
-        }.items():
+        tokens = sum(len(text["output"]) for text in texts)
+        print(f"\n### Temperature {temperature}: {len(texts)} texts, {tokens} tokens")
+        for title, settings in SETTINGS.items():
             print(f"\n{title}\n")
             table(texts, settings)
 

@@ -238,8 +238,8 @@ class SamplingParams:
 
     def _combination_faults(self) -> list[str]:
         faults = []
-        limits = (self.min_tokens, self.max_tokens)
-        if self.max_tokens is not None and all(map(_integer, limits)) and self.min_tokens > self.max_tokens:
+        least, most = self.min_tokens, self.max_tokens
+        if most is not None and _integer(least) and _integer(most) and least > most >= 1:
             faults.append(f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}")
         if self.stop and self.detokenize is False:
             faults.append("stop needs the text: set detokenize=True, or use stop_token_ids")

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 import attrs
 
+from specdecode.contract import ConfigError
+
 from .counters import Counters, Reading
-from .tasks import Prompt, Task
+from .tasks import Task
 
 #: What the rows without speculation are called.
 PLAIN = "plain"
@@ -104,8 +106,8 @@ def encode(tokenizer: Any, text: str, *, chat: bool = True) -> list[int]:
 
 def count_runs(tasks: Sequence[Task], settings: Settings) -> int:
     """How often :func:`compare` calls ``advance``."""
-    groups = sum(math.ceil(len(task.prompts) / size) for task in tasks for size in settings.batch_sizes)
-    return 2 * settings.repeats * groups
+    batches = sum(math.ceil(len(task.prompts) / size) for task in tasks for size in settings.batch_sizes)
+    return 2 * settings.repeats * batches
 
 
 def compare(
@@ -121,42 +123,50 @@ def compare(
 ) -> Iterator[Comparison]:
     """Run ``tasks`` on both engines, warmed up and in turn; one comparison a task and batch size.
 
-    Prompts go in groups of the batch size; a task with too few repeats them to fill the last one.
-    Within a group one engine runs after the other, and each is the first as often as the other.
+    Prompts go in batches of one size; a task with too few repeats them to fill the last one. The
+    engines run a batch one after the other, and each is the first as often as the other.
     Every output is compared with the plain engine's first one of that prompt, token by token.
 
     Args:
         method: what to call the speculative engine.
         params: SamplingParams of every request: greedy, or with a seed.
-        advance: called after each run of a group, for a progress bar.
+        advance: called after each run of a batch, for a progress bar.
         clock: seconds.
     """
     sides = (_Side(PLAIN, plain), _Side(method, speculative))
     order = itertools.cycle((sides, sides[::-1]))
+    tokenizer = plain.get_tokenizer()
     for size in settings.batch_sizes:
         for number, task in enumerate(tasks):
-            groups = _groups(task.prompts, size)
-            ids = {p.id: encode(plain.get_tokenizer(), p.text, chat=settings.chat) for p in task.prompts}
-            if number == 0:
-                for side in sides:
-                    side.warm_up([ids[prompt.id] for prompt in groups[0]], params, settings.warmup_tokens)
+            batches = _batches(task, size, lambda text: encode(tokenizer, text, chat=settings.chat))
             for side in sides:
                 side.reset()
-            for _ in range(settings.repeats):
-                for group in groups:
-                    for side in next(order):
-                        side.run(group, [ids[prompt.id] for prompt in group], params, clock)
-                        advance()
+                if number == 0:
+                    side.warm_up(batches[0], params, settings.warmup_tokens)
+            for batch in batches * settings.repeats:
+                for side in next(order):
+                    side.run(batch, params, clock)
+                    advance()
             expected = sides[0].first
             first, second = (side.measurement(task, size, expected) for side in sides)
             yield Comparison(plain=first, speculative=second)
 
 
-def _groups(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
-    """``prompts`` in groups of ``size``, the last one filled up from the start."""
-    number = math.ceil(len(prompts) / size)
-    filled = list(itertools.islice(itertools.cycle(prompts), number * size))
-    return [filled[i : i + size] for i in range(0, len(filled), size)]
+@attrs.frozen
+class _Batch:
+    """Prompts that are run together."""
+
+    task: str
+    prompt_ids: tuple[str, ...]
+    token_ids: tuple[list[int], ...]
+
+
+def _batches(task: Task, size: int, tokenize: Callable[[str], list[int]]) -> list[_Batch]:
+    """The prompts of ``task`` in batches of ``size``, the last one filled up from the start."""
+    encoded = [(prompt.id, tokenize(prompt.text)) for prompt in task.prompts]
+    number = math.ceil(len(encoded) / size)
+    filled = itertools.islice(itertools.cycle(encoded), number * size)
+    return [_Batch(task.name, *zip(*itertools.islice(filled, size), strict=True)) for _ in range(number)]
 
 
 class _Side:
@@ -173,24 +183,26 @@ class _Side:
         self.first: dict[str, Any] = {}  # prompt id -> RequestOutput
         self.written: list[tuple[str, tuple[int, ...]]] = []  # prompt id, output ids
 
-    def warm_up(self, ids: Sequence[list[int]], params: Any, tokens: int) -> None:
-        self._generate(ids, params.clone(max_tokens=tokens, min_tokens=0))
+    def warm_up(self, batch: _Batch, params: Any, tokens: int) -> None:
+        self._generate(batch, params.clone(max_tokens=tokens, min_tokens=0))
 
-    def run(
-        self, group: Sequence[Prompt], ids: Sequence[list[int]], params: Any, clock: Callable[[], float]
-    ) -> None:
+    def run(self, batch: _Batch, params: Any, clock: Callable[[], float]) -> None:
         before = Counters.read(self.engine.get_metrics())
         start = clock()
-        outputs = self._generate(ids, params)
+        outputs = self._generate(batch, params)
         self.seconds += clock() - start
         self.counters += Counters.read(self.engine.get_metrics()) - before
-        for prompt, output in zip(group, outputs, strict=True):
-            self.first.setdefault(prompt.id, output)
-            self.written.append((prompt.id, tuple(output.outputs[0].token_ids)))
+        for prompt, output in zip(batch.prompt_ids, outputs, strict=True):
+            self.first.setdefault(prompt, output)
+            self.written.append((prompt, tuple(output.outputs[0].token_ids)))
 
-    def _generate(self, ids: Sequence[list[int]], params: Any) -> Sequence[Any]:
-        prompts = [{"prompt_token_ids": i} for i in ids]
-        return self.engine.generate(prompts, params, use_tqdm=False)
+    def _generate(self, batch: _Batch, params: Any) -> Sequence[Any]:
+        prompts = [{"prompt_token_ids": ids} for ids in batch.token_ids]
+        try:
+            return self.engine.generate(prompts, params, use_tqdm=False)
+        except ConfigError as error:
+            where = f"task {batch.task}, prompts {', '.join(dict.fromkeys(batch.prompt_ids))}"
+            raise ConfigError(*(f"{where}: {fault}" for fault in error.faults)) from error
 
     def measurement(self, task: Task, size: int, expected: dict[str, Any]) -> Measurement:
         mismatches = []

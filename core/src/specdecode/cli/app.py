@@ -24,12 +24,12 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or self._added().get(cmd_name)
 
-    def invoke(self, ctx: Any) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return super().main(*args, **extra)
         except SpecdecodeError as error:
             typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-            raise typer.Exit(1) from error
+            raise SystemExit(1) from None
 
     def _added(self) -> dict[str, Any]:
         if self._of_plugins is None:

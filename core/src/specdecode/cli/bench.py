@@ -1,4 +1,4 @@
-"""``specdecode bench``: plain and speculative decoding side by side on real prompts; and ``demo``, its small form."""
+"""``specdecode bench``: plain and speculative decoding side by side on real prompts."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ def bench(
     speculation = speculation_of(spec_config, spec_method, spec_tokens, spec_option) or DEFAULT_SPECULATION
     sizes = _batch_sizes(batch_size)
     tasks = _tasks(prompts, task)
+    if output is not None and not output.parent.is_dir():
+        # Before the work, not after it.
+        raise ConfigError(
+            f"--output: there is no folder {output.parent} to write {output.name} in; make it first"
+        )
 
     from specdecode import SamplingParams
     from specdecode.bench.engines import engine_pair

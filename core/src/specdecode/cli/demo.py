@@ -52,6 +52,7 @@ def demo(
             )
             comparisons = list(found)
         tokenizer = plain.get_tokenizer()
+    console.print(legend(console))
     for task, comparison in zip(tasks, comparisons, strict=True):
         output = comparison.speculative.outputs[0]
         console.rule(f"[bold]{task.summary}", align="left")
@@ -60,7 +61,6 @@ def demo(
         print_marked(console, segments(tokenizer, output.prompt_token_ids, output.outputs[0]))
         console.print()
     console.rule()
-    console.print(legend(console))
     identical = all(comparison.identical for comparison in comparisons)
     console.print(f"outputs identical: {'yes' if identical else 'no'}", style="bold", highlight=False)
     console.print(table_of(comparisons, ""))

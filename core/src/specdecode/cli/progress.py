@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar of ``total`` steps; call what it gives after each. Nothing is drawn where stderr is no terminal."""
+    """A bar of ``total`` steps; call what it gives after each. It shows only where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

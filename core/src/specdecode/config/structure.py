@@ -1,33 +1,29 @@
 """Mapping -> attrs class, strictly and with every fault at once.
 
 Values keep their type: ``"3"`` is no integer, nor are ``2.5`` and ``True``; only an integer given for a
-number is widened. cattrs finds the hook for each type; the hooks below say what is accepted. Fields are
-validated one by one on a half-built instance, because attrs itself stops at the first validator that
-raises.
+number is widened. cattrs finds the hook for each type; the hooks in ``values`` say what is accepted.
+Fields are validated one by one on a half-built instance, because attrs itself stops at the first
+validator that raises.
 """
 
 from __future__ import annotations
 
 import difflib
-import enum
 import functools
-import math
-import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from specdecode.contract import ConfigError
 
-from .fields import attributes_of, default_of, describe, hints_of, is_union
+from .fields import attributes_of, default_of, hints_of
+from .values import Invalid, strict_converter
 
 if TYPE_CHECKING:
     from cattrs import Converter
 
 T = TypeVar("T")
-Hook = Callable[[Any, Any], Any]
 
 
 def structure(cls: type[T], mapping: Mapping[str, Any], path: str, *, neighbours: Iterable[str] = ()) -> T:
@@ -49,7 +45,11 @@ def structure(cls: type[T], mapping: Mapping[str, Any], path: str, *, neighbours
     return instance
 
 
-# -- classes ------------------------------------------------------------------------------------------
+@functools.cache
+def _converter() -> Converter:
+    return strict_converter(_structure_class)
+
+
 def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: Iterable[str] = ()) -> Any:
     if isinstance(mapping, cls):
         return mapping
@@ -64,11 +64,13 @@ def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: 
                 values[key] = converter.structure(mapping[key], hints[attribute.name])
             except Invalid as invalid:
                 faults += invalid.below(f".{key}")
+            except (ValueError, TypeError):  # of a type that cattrs structures by itself, such as Path
+                faults += Invalid.expected(hints[attribute.name], mapping[key]).below(f".{key}")
         elif attribute.default is attrs.NOTHING:
             doc = attribute.metadata.get("doc", "")
             faults.append((f".{key}", f" is required: {doc}" if doc else " is required"))
     faults += [_unknown(key, attributes, neighbours) for key in mapping if key not in attributes]
-    faults += _validate(cls, attributes, values, complete=not faults)
+    faults += _validate(cls, {k: a for k, a in attributes.items() if k in values or k not in mapping}, values)
     if faults:
         raise Invalid(faults)
     try:
@@ -128,10 +130,3 @@ def _messages(error: Exception) -> list[str]:
     """What a validator said, ready to follow a path; attrs' own put the field into further arguments."""
     said = error.faults if isinstance(error, ConfigError) else (str(error.args[0] if error.args else error),)
     return [f" {text}" if text.startswith("must ") else f": {text}" for text in said]
-
-
-@functools.cache
-def _converter() -> Converter:
-    from .values import strict_converter
-
-    return strict_converter(_structure_class)

@@ -8,12 +8,14 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import attrs
-from cattrs import Converter
 
 from .fields import describe, is_union
+
+if TYPE_CHECKING:
+    from cattrs import Converter
 
 Hook = Callable[[Any, Any], Any]
 
@@ -39,9 +41,12 @@ def strict_converter(structure_class: Callable[[Any, type, Converter], Any]) -> 
     Args:
         structure_class: makes an instance of an attrs class from a value: ``(value, class, converter)``.
     """
+    from cattrs import Converter
+
     converter = Converter()
     for kind, hook in ((int, _integer), (float, _number), (str, _string), (bool, _boolean)):
         converter.register_structure_hook(kind, hook)
+    converter.register_structure_hook_func(lambda hint: hint is object, lambda value, _: value)
     converter.register_structure_hook_func(_is_literal, _literal)
     for applies, build in (
         (_is_enum, _enum),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from typing import Literal
 
 import attrs
@@ -78,14 +77,14 @@ class KVSpec:
 
     The entry of token ``j`` is stored in the slot of ``j``. Layers fed with taps have no entry 0:
     they say ``first=1`` and core masks it. ``slots`` are scratch positions beyond ``Needs.depth``
-    that a tree occupies while it is expanded. ``dtype="auto"`` is the target's cache dtype.
+    that a tree occupies while it is expanded.
     """
 
     layers: int
     heads: int
     k_dim: int
     v_dim: int
-    dtype: str = "auto"
+    dtype: str | None = None  #: None: the target's cache dtype
     window: int | None = None
     first: int = 0
     slots: int = 0
@@ -142,7 +141,7 @@ class Needs:
             probs=Probs.FULL if all(c.probs is Probs.FULL for c in children) else Probs.NONE,
             tokens=max(c.tokens for c in children),
             place=Place.HOST if any(c.place is Place.HOST for c in children) else Place.DEVICE,
-            taps=_distinct(tap for c in children for tap in c.taps),
+            taps=tuple(dict.fromkeys(tap for c in children for tap in c.taps)),
             modules=frozenset().union(*(c.modules for c in children)),
             kv=tuple(spec for c in children for spec in c.kv),
             graphs=all(c.graphs for c in children),
@@ -155,5 +154,3 @@ class Needs:
         )
 
 
-def _distinct(taps: Iterable[Tap]) -> tuple[Tap, ...]:
-    return tuple(dict.fromkeys(taps))

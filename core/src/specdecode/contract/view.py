@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -46,22 +46,51 @@ class StepSource(Protocol):
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any: ...
 
 
+class _Shown:
+    """An attribute of the view: read from core if the Needs declare it."""
+
+    def __init__(self, remedy: str = "", declared: Callable[[Needs], object] = bool) -> None:
+        self._remedy, self._declared = remedy, declared
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: StepView, owner: type | None = None) -> Any:
+        if self._remedy and not self._declared(view._needs):
+            raise Undeclared(f"StepView.{self._name} was not declared: add {self._remedy} to Needs")
+        return view._read(self._name)
+
+
+def _fed(needs: Needs) -> bool:
+    return needs.tokens >= Tokens.NEW or bool(needs.taps) or bool(needs.kv)
+
+
 class StepView:
     """One step as a proposer may see it; reading what ``Needs`` did not declare raises ``Undeclared``.
 
     ``B`` rows; ``F`` tokens are fed. Arrays are numpy for ``Place.HOST`` and torch tensors on the
-    target's device for ``Place.DEVICE``, int64 unless said otherwise; ``taps`` are always torch.
-
-    Per row: ``request_ids``, ``committed_len`` (counts ``last_token``, whose KV is not yet
-    computed), ``last_token``, ``budget`` (most drafts; 0: feed, do not draft), ``room`` (most
-    levels, by max_tokens and the context), ``own_len`` (draft entries 0..own_len-1 are true),
-    ``params`` (SamplingParams), ``allowed`` (grammar mask or None), ``history`` (all committed ids).
-    Per fed token: ``ids``, ``positions``, ``rows`` (ascending), ``taps[i]`` ``[F, hidden]`` (the
-    target's hidden at position - 1, in the order of ``Needs.taps``); ``last`` ``[B]`` is the index
-    into ``F`` of each row's last fed token.
+    target's device for ``Place.DEVICE``, int64 unless said otherwise; taps are always torch.
     """
 
     __slots__ = ("_kv", "_limits", "_needs", "_source")
+
+    # per row, [B]
+    request_ids = _Shown()
+    params = _Shown()  #: SamplingParams
+    committed_len = _Shown()  #: counts the last token, whose KV is not yet computed
+    budget = _Shown()  #: most drafts; 0: feed, do not draft
+    room = _Shown()  #: most levels, by max_tokens and the context
+    allowed = _Shown()  #: the grammar's token mask, or None
+    last_token = _Shown("tokens=NEW", lambda needs: needs.tokens >= Tokens.NEW)
+    history = _Shown("tokens=HISTORY", lambda needs: needs.tokens >= Tokens.HISTORY)  #: all committed ids
+    own_len = _Shown("kv", lambda needs: needs.kv)  #: draft entries 0..own_len-1 are true
+    # per fed token, [F]
+    ids = _Shown("tokens=NEW or kv", lambda needs: needs.tokens >= Tokens.NEW or needs.kv)
+    positions = _Shown("tokens=NEW, taps or kv", _fed)
+    rows = _Shown("tokens=NEW, taps or kv", _fed)  #: ascending
+    last = _Shown("tokens=NEW, taps or kv", _fed)  #: [B], the index into F of each row's last fed token
+    #: a tuple in the order of Needs.taps, each [F, hidden]: the target's hidden at position - 1
+    taps = _Shown("taps", lambda needs: needs.taps)
 
     def __init__(
         self,
@@ -76,73 +105,6 @@ class StepView:
         self._kv = range(len(needs.kv)) if kv is None else kv
         self._limits = dict(limits or {})
 
-    # -- rows -----------------------------------------------------------------------------------
-    @property
-    def request_ids(self) -> Sequence[str]:
-        ids: Sequence[str] = self._rows("request_ids")
-        return ids
-
-    @property
-    def params(self) -> Sequence[Any]:
-        params: Sequence[Any] = self._rows("params")
-        return params
-
-    @property
-    def committed_len(self) -> Any:
-        return self._rows("committed_len")
-
-    @property
-    def budget(self) -> Any:
-        return self._limited("budget", self._needs.width)
-
-    @property
-    def room(self) -> Any:
-        return self._limited("room", self._needs.depth)
-
-    @property
-    def allowed(self) -> Any:
-        return self._rows("allowed")
-
-    @property
-    def last_token(self) -> Any:
-        self._declared("last_token", self._needs.tokens >= Tokens.NEW, "tokens=NEW")
-        return self._rows("last_token")
-
-    @property
-    def history(self) -> Sequence[Sequence[int]]:
-        self._declared("history", self._needs.tokens >= Tokens.HISTORY, "tokens=HISTORY")
-        history: Sequence[Sequence[int]] = self._rows("history")
-        return history
-
-    @property
-    def own_len(self) -> Any:
-        self._declared("own_len", bool(self._needs.kv), "kv")
-        return self._source.own_len(self._kv, self._needs.place)
-
-    # -- fed tokens -----------------------------------------------------------------------------
-    @property
-    def ids(self) -> Any:
-        self._declared("ids", self._needs.tokens >= Tokens.NEW or bool(self._needs.kv), "tokens=NEW or kv")
-        return self._rows("ids")
-
-    @property
-    def positions(self) -> Any:
-        return self._fed("positions")
-
-    @property
-    def rows(self) -> Any:
-        return self._fed("rows")
-
-    @property
-    def last(self) -> Any:
-        return self._fed("last")
-
-    @property
-    def taps(self) -> tuple[Any, ...]:
-        self._declared("taps", bool(self._needs.taps), "taps")
-        return self._source.taps(self._needs.taps)
-
-    # -- services -------------------------------------------------------------------------------
     def ctx(self, rows: Any, slots: Any, base: Any, extra: Any = None, *, kv: int = 0) -> Any:
         """Attention metadata for a forward of draft layers.
 
@@ -157,7 +119,8 @@ class StepView:
                 and of itself.
             kv: which entry of ``Needs.kv`` the layers belong to.
         """
-        self._declared("ctx", bool(self._needs.kv), "kv")
+        if not self._needs.kv:
+            raise Undeclared("StepView.ctx was not declared: add kv to Needs")
         return self._source.ctx(self._kv[kv], rows, slots, base, extra)
 
     def sample(self, logits: Any, rows: Any, positions: Any, k: int = 1) -> tuple[Any, Any]:
@@ -179,36 +142,24 @@ class StepView:
     def for_child(self, index: int, budget: Any = None) -> tuple[StepView, Drafts]:
         """The view of child ``index`` of ``Needs.children``, and drafts of its own to fill.
 
-        Args:
-            index: which child.
-            budget: ``[B]`` int64 or None: most drafts the child may give; never more than its width.
+        ``budget``: ``[B]`` int64, most drafts the child may give; never more than its width.
         """
         if not self._needs.children:
-            raise Undeclared("for_child: Needs has no children; declare them with Needs.union")
+            raise Undeclared("StepView.for_child: Needs has no children; declare them with Needs.union")
         child = self._needs.children[index]
         start = self._kv.start + sum(len(c.kv) for c in self._needs.children[:index])
-        limits = dict(self._limits)
-        if budget is not None:
-            limits["budget"] = budget
+        limits = self._limits if budget is None else {**self._limits, "budget": budget}
         view = StepView(child, self._source, kv=range(start, start + len(child.kv)), limits=limits)
         return view, self._source.drafts(child)
 
-    # -- the gate -------------------------------------------------------------------------------
-    def _declared(self, name: str, declared: bool, remedy: str) -> None:
-        if not declared:
-            raise Undeclared(f"StepView.{name} was not declared: add {remedy} to Needs")
-
-    def _rows(self, name: str) -> Any:
-        return self._source.rows(name, self._needs.place)
-
-    def _fed(self, name: str) -> Any:
-        needs = self._needs
-        declared = needs.tokens >= Tokens.NEW or bool(needs.taps) or bool(needs.kv)
-        self._declared(name, declared, "tokens=NEW, taps or kv")
-        return self._rows(name)
-
-    def _limited(self, name: str, bound: int) -> Any:
+    def _read(self, name: str) -> Any:
+        needs, source = self._needs, self._source
+        if name == "taps":
+            return source.taps(needs.taps)
+        if name == "own_len":
+            return source.own_len(self._kv, needs.place)
         value = self._limits.get(name)
         if value is None:
-            value = self._rows(name)
-        return self._source.limit(name, value, bound, self._needs.place)
+            value = source.rows(name, needs.place)
+        bound = {"budget": needs.width, "room": needs.depth}.get(name)
+        return value if bound is None else source.limit(name, value, bound, needs.place)

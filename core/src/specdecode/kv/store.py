@@ -28,7 +28,7 @@ class LayerShape:
 
 def draft_layers(spec: KVSpec, default: torch.dtype) -> list[LayerShape]:
     """The layers a proposer declared."""
-    dtype = default if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    dtype = default if spec.dtype is None else getattr(torch, spec.dtype)
     return [LayerShape(spec.heads, spec.k_dim, spec.v_dim, dtype)] * spec.layers
 
 

@@ -19,7 +19,13 @@ class AttentionBackend(Protocol):
         """Store ``[T, Hkv, D]`` keys and values in the slots ``meta.write_slots``."""
 
     def attend(
-        self, query: torch.Tensor, cache: KVCache, meta: AttentionMetadata, *, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         """``[T, Hq, Dk]`` queries over the slots that ``meta`` lets each see: ``[T, Hq, Dv]``."""
 
@@ -31,7 +37,13 @@ class TorchBackend:
         write_kv(key, value, *cache, meta.write_slots)
 
     def attend(
-        self, query: torch.Tensor, cache: KVCache, meta: AttentionMetadata, *, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         return paged_attention(query, *cache, meta, scale=scale, window=window)
 
@@ -45,7 +57,9 @@ class Attention(torch.nn.Module):
         backend: None: the torch references.
     """
 
-    def __init__(self, scale: float, *, window: int | None = None, backend: AttentionBackend | None = None) -> None:
+    def __init__(
+        self, scale: float, *, window: int | None = None, backend: AttentionBackend | None = None
+    ) -> None:
         super().__init__()
         self.scale = scale
         self.window = window

@@ -24,7 +24,7 @@ class Layout(enum.Enum):
 
 
 def layout_for(device: torch.device, dtype: torch.dtype) -> Layout:
-    """The faster layout for few rows: on a CPU in float32 ``x @ w`` beats ``F.linear`` at 2 to 8 rows by up to 1.5."""
+    """The faster layout for a few rows: on a CPU in float32 ``x @ w``, by up to half from 2 to 8 rows."""
     return Layout.COLUMNS if device.type == "cpu" and dtype is torch.float32 else Layout.ROWS
 
 
@@ -59,7 +59,9 @@ class Linear(torch.nn.Module):
         shape = rows if self.layout is Layout.ROWS else rows[::-1]
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         self.bias = (
-            torch.nn.Parameter(torch.empty(self.out_features, dtype=dtype, device=device), requires_grad=False)
+            torch.nn.Parameter(
+                torch.empty(self.out_features, dtype=dtype, device=device), requires_grad=False
+            )
             if bias
             else None
         )
@@ -100,7 +102,13 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
     """A layer that is sharded by its outputs."""
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__(in_features, {"out": out_features}, bias=bias, dtype=dtype, device=device)
 
@@ -128,7 +136,13 @@ class RowParallelLinear(Linear):
     """A layer that is sharded by its inputs."""
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = False, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__(in_features, {"out": out_features}, bias=bias, dtype=dtype, device=device)
 

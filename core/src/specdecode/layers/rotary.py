@@ -14,7 +14,7 @@ from specdecode.contract import MAX_SPECULATIVE_TOKENS, ConfigError
 
 __all__ = ["RopeConfig", "RotaryEmbedding", "apply_rotary"]
 
-#: A drafter may run a row past the end of its context and have the result dropped; the table reaches that far.
+#: A drafter may run a row past its context and have the result dropped: the table reaches that far.
 _SLACK = MAX_SPECULATIVE_TOKENS
 
 

@@ -36,7 +36,8 @@ class DecoderConfig:
     def __attrs_post_init__(self) -> None:
         if self.hidden_act not in ACTIVATIONS:
             raise ConfigError(
-                f"hidden_act {self.hidden_act!r} of the model's config is not built; built are {', '.join(ACTIVATIONS)}"
+                f"hidden_act {self.hidden_act!r} of the model's config is not supported; "
+                f"supported are {', '.join(ACTIVATIONS)}"
             )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(

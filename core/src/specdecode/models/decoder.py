@@ -7,7 +7,7 @@ requests or batches; which slots a token writes and sees is in its :class:`Atten
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 from specdec_kernels import activation
@@ -48,7 +48,11 @@ class SelfAttention(torch.nn.Module):
         backend: AttentionBackend | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
             config.num_heads,
@@ -59,7 +63,11 @@ class SelfAttention(torch.nn.Module):
             device=device,
         )
         self.o_proj = RowParallelLinear(
-            config.num_heads * config.head_dim, config.hidden_size, bias=config.out_bias, dtype=dtype, device=device
+            config.num_heads * config.head_dim,
+            config.hidden_size,
+            bias=config.out_bias,
+            dtype=dtype,
+            device=device,
         )
         self.q_norm = self.k_norm = None
         if config.qk_norm:
@@ -104,7 +112,7 @@ class DecoderLayer(torch.nn.Module):
     """One block: attention and MLP, each behind a norm and added to the residual stream."""
 
     #: Checkpoint module -> (fused module, its part).
-    FUSED = {
+    FUSED: ClassVar[dict[str, tuple[str, str]]] = {
         "self_attn.q_proj": ("self_attn.qkv_proj", "q"),
         "self_attn.k_proj": ("self_attn.qkv_proj", "k"),
         "self_attn.v_proj": ("self_attn.qkv_proj", "v"),
@@ -124,7 +132,9 @@ class DecoderLayer(torch.nn.Module):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.self_attn = SelfAttention(config, layer, dtype=dtype, device=device, backend=backend)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
+        )
         self.mlp = MLP(config, dtype=dtype, device=device)
 
     def forward(

@@ -101,4 +101,6 @@ def _decoder(config: Any, **options: Any) -> DecoderConfig:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types)
+    return tuple(
+        config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types
+    )

@@ -49,7 +49,9 @@ def resolve_model(
         ConfigError: there is no such model, or its config cannot be read.
     """
     if load_format not in get_args(LoadFormat):
-        raise ConfigError(f"load_format must be one of {', '.join(get_args(LoadFormat))}, got {load_format!r}")
+        raise ConfigError(
+            f"load_format must be one of {', '.join(get_args(LoadFormat))}, got {load_format!r}"
+        )
     location = _locate(str(model), revision)
     gguf = _gguf_file(location, load_format)
     if gguf is not None:
@@ -72,7 +74,9 @@ def _locate(model: str, revision: str | None) -> Path:
     if path.exists():
         return path
     if path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
-        raise ConfigError(f"model {model!r} does not exist; give a directory with config.json or a .gguf file")
+        raise ConfigError(
+            f"model {model!r} does not exist; give a directory with config.json or a .gguf file"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -81,7 +85,7 @@ def _locate(model: str, revision: str | None) -> Path:
     except (LocalEntryNotFoundError, HFValidationError) as error:
         at = f" at revision {revision!r}" if revision else ""
         raise ConfigError(
-            f"model {model!r} is no file or directory here, and the hub's offline cache does not hold it{at}; "
+            f"model {model!r} is no file or directory here and not in the hub's offline cache{at}; "
             f"give a directory or a .gguf file, or fetch it first with `hf download {model}`"
         ) from error
 
@@ -123,7 +127,7 @@ def _architecture(config: Any, path: Path) -> str:
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
     if name is None:
         raise ConfigError(
-            f"{path / 'config.json'} names no architecture, and model_type {config.model_type!r} is no causal "
-            'language model; add "architectures"'
+            f"{path / 'config.json'} names no architecture and model_type {config.model_type!r} "
+            'is no causal language model; add "architectures"'
         )
     return str(name)

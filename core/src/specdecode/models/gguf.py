@@ -73,7 +73,7 @@ def _check(file: Path) -> None:
         GGUFReader(file)
     except Exception as error:  # numpy's and the reader's own, depending on where the file ends
         raise ConfigError(
-            f"GGUF file {file} of {file.stat().st_size} bytes is truncated or damaged ({error}); fetch it again"
+            f"GGUF file {file} ({file.stat().st_size} bytes) is truncated or damaged: {error}; fetch it again"
         ) from error
 
 

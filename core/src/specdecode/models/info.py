@@ -34,7 +34,9 @@ def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device
         stored = getattr(hf_config, "dtype", None) or torch.float32
         resolved = DTYPES.get(stored) if isinstance(stored, str) else stored
         if resolved not in DTYPES.values():
-            raise ConfigError(f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16")
+            raise ConfigError(
+                f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16"
+            )
         return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
     resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if resolved not in DTYPES.values():
@@ -108,7 +110,7 @@ def eos_token_ids(files: ModelFiles) -> tuple[int, ...]:
 
 
 def default_sampling(files: ModelFiles) -> dict[str, Any]:
-    """Sampling parameters that the model's authors recommend: what ``generation_config.json`` sets of them."""
+    """Sampling parameters the model's authors recommend: what ``generation_config.json`` sets of them."""
     generation = _generation_config(files)
     return {key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None}
 

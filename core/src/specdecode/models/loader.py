@@ -51,9 +51,10 @@ def load_model(
     """
     quantization = getattr(files.hf_config, "quantization_config", None)
     if quantization and load_format != "dummy":
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise ConfigError(
-            f"model {files.name!r} is quantized ({method}), which is not supported; use its unquantized checkpoint"
+            f"model {files.name!r} is quantized ({method}), which is not supported; "
+            "use an unquantized checkpoint of it"
         )
     config = decoder_config(files.hf_config, files.architecture)
     decoder = Decoder(config, dtype=dtype, device=device, max_model_len=max_model_len, backend=backend)
@@ -85,7 +86,8 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
             expected[key](tensor)
         except ValueError as error:
             raise ConfigError(
-                f"tensor {name} in {files.path} does not fit {files.architecture} with this config.json: {error}"
+                f"tensor {name} of the checkpoint {files.path} does not fit its config.json: {error}; "
+                "see whether both are of one model"
             ) from error
         missing.pop(key, None)
     if missing:
@@ -94,7 +96,9 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
             f"({_few(missing)}); fetch it again, or see whether config.json is its own"
         )
     if unused := [name for name in unused if not _harmless(name, decoder)]:
-        logger.warning("%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused))
+        logger.warning(
+            "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused)
+        )
 
 
 def _expected(decoder: Decoder) -> Iterator[tuple[str, Callable[[torch.Tensor], None]]]:

@@ -27,7 +27,11 @@ def load_tokenizer(
         raise ConfigError(f"tokenizer_mode must be one of {', '.join(MODES)}, got {mode!r}")
     from transformers import AutoTokenizer
 
-    path = files.path if tokenizer is None else resolve_model(tokenizer, trust_remote_code=trust_remote_code).path
+    path = (
+        files.path
+        if tokenizer is None
+        else resolve_model(tokenizer, trust_remote_code=trust_remote_code).path
+    )
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers documents no set of errors for what the files may hold

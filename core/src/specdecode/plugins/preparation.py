@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -89,8 +89,10 @@ def prepare(
     provided = _collect(faults, lambda: _choose(manager, given, checkpoints))
     config = None
     if provided is not None:
-        kind, keys = provided.spec.config, given.method_keys
-        config = _collect(faults, lambda: structure(kind, keys, ROOT, neighbours=POLICY_KEYS))
+        chosen = provided
+        config = _collect(
+            faults, lambda: _structured(chosen, given.method_keys, ROOT, neighbours=POLICY_KEYS)
+        )
     if faults or policy is None or provided is None:
         raise ConfigError(*faults)
     plan = _Plan.of(manager, provided, config, target, checkpoints, ROOT)
@@ -102,6 +104,14 @@ def prepare(
         provided=provided,
         plan=plan,
     )
+
+
+def _structured(
+    provided: Provided, mapping: Mapping[str, Any], path: str, *, neighbours: Sequence[str] = ()
+) -> Any:
+    """The method's config; what is no fault of the user's in making it is the plugin's."""
+    kind: type[Any] = provided.spec.config
+    return _guarded("config", provided, lambda: structure(kind, mapping, path, neighbours=neighbours))
 
 
 def _collect(faults: list[str], action: Callable[[], T]) -> T | None:
@@ -194,7 +204,7 @@ class _Plan:
     def child(self, method: str, mapping: Mapping[str, Any]) -> _Plan:
         path = f"{self._path}[{method}]"
         provided = self._manager.resolve(method, field=path)
-        config: Any = structure(provided.spec.config, mapping, path)
+        config = _structured(provided, mapping, path)
         return _Plan.of(self._manager, provided, config, self.target, self._checkpoints, path)
 
     def build(self, needs: Needs, max_num_seqs: int) -> Proposer:

@@ -87,9 +87,8 @@ def _unknown(
         for r in records
         if r.status in (Status.BROKEN, Status.INCOMPATIBLE)
     ]
-    return (
-        f"{reason} Installed methods: {', '.join(installed) or 'none'}."
-        + (f" Not loaded: {', '.join(failed)}; see `specdecode plugins list`." if failed else "")
+    return f"{reason} Installed methods: {', '.join(installed) or 'none'}." + (
+        f" Not loaded: {', '.join(failed)}; see `specdecode plugins list`." if failed else ""
     )
 
 

@@ -152,6 +152,7 @@ class DenseStep:
     room: int
     seed: int = 0
     index: int = 0
+    eos: tuple[int, ...] = ()  #: ids that end the request, beside its ``stop_token_ids``; for ``min_tokens``
 
 
 class DenseSource:
@@ -165,14 +166,12 @@ class DenseSource:
         rows: Sequence[DenseRow],
         taps: dict[Tap, torch.Tensor],
         model: Decoder,
-        stop_ids: tuple[int, ...],
     ) -> None:
         self._step = step
         self._needs = needs
         self._kv_rows = rows
         self._taps = taps
         self._model = model
-        self._stop_ids = stop_ids
         # Draft layers without taps have an entry 0; those with taps begin at 1.
         self._start = 0 if not needs.taps or any(spec.first == 0 for spec in needs.kv) else 1
         self._values = self._arrays(request_id)
@@ -223,7 +222,7 @@ class DenseSource:
                 position=position,
                 num_output=position - step.prompt_len,
                 history=history,
-                stop_ids=self._stop_ids,
+                stop_ids=step.eos,
             )
             for position in self._tensor(positions).tolist()
         ]
@@ -250,14 +249,11 @@ class StatelessDrafter:
         target: TargetInfo,
         speculative_config: Any,
         *,
-        stop_ids: Collection[int] = (),
         manager: PluginManager | None = None,
     ) -> None:
-        """``stop_ids``: those of the model, for ``min_tokens``."""
         prepared = prepare(manager or default_manager(), speculative_config, target)
         self.needs = prepared.needs
         self._model = model
-        self._stop_ids = tuple(stop_ids)
         self._proposer = prepared.build(max_num_seqs=1)
         parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
         modules = {name: parts[name] for name in self.needs.modules}
@@ -292,7 +288,7 @@ class StatelessDrafter:
             resumed=False,
         )
         source = DenseSource(
-            step, name, self.needs, self._rows, self._shifted_taps(step.history), self._model, self._stop_ids
+            step, name, self.needs, self._rows, self._shifted_taps(step.history), self._model
         )
         out = source.drafts(self.needs)
         self._proposer.on_add(request)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-#: Family -> architecture and what its config has beside the shared shape.
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {}),
-    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
-    "qwen2": ("Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),  # heads * head_dim is not the hidden size
-    "smollm": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
+#: Family -> model type, architecture, and what its config has beside the shared shape.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "LlamaForCausalLM", {}),
+    "mistral": ("mistral", "MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", {}),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),  # heads * head_dim is not the hidden size
+    "smollm": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2, "tie_word_embeddings": False}),
 }
 
 PAD, BOS, EOS = 0, 1, 2
@@ -85,12 +85,10 @@ def tiny_checkpoint(
 
 def _config(family: str, *, vocab_size: int, tie: bool | None, overrides: dict[str, Any]) -> Any:
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
-    architecture, special = FAMILIES[family]
-    model_type = next(t for t, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture)
+    model_type, architecture, special = FAMILIES[family]
     fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 64,
@@ -130,7 +128,10 @@ def _tensors(
     mlp_bias = getattr(config, "mlp_bias", False)
     tied = config.tie_word_embeddings
 
-    yield "model.embed_tokens.weight", normal(config.vocab_size, hidden, std=_STD * (lm_head_scale if tied else 1))
+    yield (
+        "model.embed_tokens.weight",
+        normal(config.vocab_size, hidden, std=_STD * (lm_head_scale if tied else 1)),
+    )
     for layer in range(config.num_hidden_layers):
         for module, outputs, inputs, bias, scale in (
             ("self_attn.q_proj", queries, hidden, qkv_bias, 1.0),
@@ -172,7 +173,9 @@ def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
         save_file({name: tensors[name] for name in part}, path / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    _write_json(path / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map})
+    _write_json(
+        path / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map}
+    )
 
 
 def _tokenizer(vocab_size: int, max_length: int) -> Any:
@@ -192,7 +195,9 @@ def _tokenizer(vocab_size: int, max_length: int) -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=SPECIAL_TOKENS[PAD],

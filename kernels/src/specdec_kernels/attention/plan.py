@@ -117,13 +117,19 @@ class AttentionPlan:
             last = -(-int(self._high[begin:end].max()) // meta.block_size)
             row_blocks = table[row, first:last]
             contiguous = bool((np.diff(row_blocks) == 1).all())
-            if not contiguous and num_blocks and (num_blocks + len(row_blocks)) * meta.block_size > GATHER_SLOTS:
+            if (
+                not contiguous
+                and num_blocks
+                and (num_blocks + len(row_blocks)) * meta.block_size > GATHER_SLOTS
+            ):
                 yield Batch(self._tensor(np.concatenate(blocks)), gathered)
                 gathered, blocks, num_blocks = [], [], 0
             block = int(row_blocks[0]) if contiguous else num_blocks
             offset = (block - first) * meta.block_size  # source index of logical slot 0
             for tile in self._tiles(begin, end, offset):
-                size = (tile.stop - tile.start) * (tile.end - tile.begin) * (self._group if tile.packed else 1)
+                size = (
+                    (tile.stop - tile.start) * (tile.end - tile.begin) * (self._group if tile.packed else 1)
+                )
                 if tile.masked and kept + size <= KEPT_MASK_ELEMENTS:
                     tile.mask = self.mask(tile)
                     kept += size
@@ -172,7 +178,9 @@ class AttentionPlan:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-def attention_plan(meta: AttentionMetadata, window: int | None, group: int, dtype: torch.dtype) -> AttentionPlan:
+def attention_plan(
+    meta: AttentionMetadata, window: int | None, group: int, dtype: torch.dtype
+) -> AttentionPlan:
     """The plan of ``meta``, made at its first use."""
     key = (window, group, dtype)
     plan = meta.plans.get(key)

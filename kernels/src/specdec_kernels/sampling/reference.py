@@ -174,10 +174,10 @@ def top_scores(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
         return ids, scores.gather(-1, ids)
     # topk leaves the order of equal values open, so rank by one integer: the float's bits in an
     # order-preserving form above, the id from the top below. Adding 0 makes -0 equal to 0.
-    bits = (scores + 0.0).view(torch.int32).long()
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ids = torch.arange(scores.shape[-1], device=scores.device)
-    best = ((bits << 32) + (_WORD - ids)).topk(k, dim=-1).values
+    bits = (scores + 0.0).view(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    ids = torch.arange(_WORD, _WORD - scores.shape[-1], -1, device=scores.device)
+    best = bits.long().bitwise_left_shift_(32).add_(ids).topk(k, dim=-1).values
     ids = _WORD - (best & _WORD)
     return ids, scores.gather(-1, ids)
 

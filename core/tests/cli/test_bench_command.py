@@ -1,0 +1,124 @@
+"""``specdecode bench`` on a real engine with a tiny model."""
+
+import json
+
+import pytest
+
+NGRAM = ("--spec-method", "ngram", "--spec-tokens", "3", "--spec-option", "prompt_lookup_min=1")
+ROW = {
+    "task",
+    "method",
+    "batch_size",
+    "tokens_per_s",
+    "speedup",
+    "acceptance_length",
+    "tokens_per_target_step",
+    "acceptance_per_position",
+    "identical",
+}
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "mine.jsonl"
+    lines = [
+        {"prompt": "abcabcabc", "task": "letters"},
+        {"prompt": "x", "task": "letters"},
+        {"prompt": "1 2 3"},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_json_is_one_object_and_the_only_output(invoke, tiny_model, prompts, tmp_path):
+    stored = tmp_path / "result.json"
+    result = invoke(
+        "bench", "-m", tiny_model, "--prompts", prompts, "--batch-size", "1,2", "--max-tokens", "24",
+        "--ignore-eos", "--json", "--output", str(stored), *NGRAM,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert json.loads(stored.read_text()) == report
+    assert set(report) == {"environment", "rows"}
+    rows = report["rows"]
+    assert [(r["task"], r["batch_size"], r["method"]) for r in rows] == [
+        (task, size, method)
+        for size in (1, 2)
+        for task in ("letters", "mine")
+        for method in ("plain", "ngram")
+    ]
+    assert all(set(row) == ROW and row["identical"] is True and row["tokens_per_s"] > 0 for row in rows)
+    for plain, speculative in zip(rows[::2], rows[1::2], strict=True):
+        assert (plain["speedup"], plain["tokens_per_target_step"]) == (1.0, 1.0)
+        assert plain["acceptance_length"] is plain["acceptance_per_position"] is None
+        assert speculative["speedup"] == speculative["tokens_per_s"] / plain["tokens_per_s"]
+        positions = speculative["acceptance_per_position"]
+        assert len(positions) == 3 and positions == sorted(positions, reverse=True)
+        assert speculative["acceptance_length"] == pytest.approx(1 + sum(positions))
+        assert speculative["tokens_per_target_step"] > 1
+    environment = report["environment"]
+    assert environment["model"] == tiny_model and environment["num_prompts"] == 3
+    assert environment["speculative_config"]["method"] == "ngram" and environment["versions"]["torch"]
+
+
+def test_seeded_sampling_is_compared_too(invoke, tiny_model, prompts):
+    result = invoke(
+        "bench", "-m", tiny_model, "--prompts", prompts, "--task", "letters", "--max-tokens", "16",
+        "--temperature", "0.9", "--seed", "7", "--json", *NGRAM,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [row["identical"] for row in json.loads(result.stdout)["rows"]] == [True, True]
+
+
+def test_the_table_names_every_row(invoke, tiny_model, prompts):
+    result = invoke("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "8", *NGRAM)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    found = [tuple(line[:2]) for line in lines if len(line) > 2 and line[1] in ("plain", "ngram")]
+    assert found == [(task, method) for task in ("letters", "mine", "all") for method in ("plain", "ngram")]
+
+
+def test_a_difference_is_told_and_ends_with_status_1(invoke, tiny_model, prompts, monkeypatch):
+    import attrs
+    from specdecode import LLM
+
+    generate = LLM.generate
+
+    def wrong(self, *arguments, **options):
+        outputs = generate(self, *arguments, **options)
+        if self.llm_engine.method is None:
+            return outputs
+        completion = outputs[0].outputs[0]
+        spoiled = attrs.evolve(completion, token_ids=[*completion.token_ids[:-1], 299])
+        return [attrs.evolve(outputs[0], outputs=[spoiled]), *outputs[1:]]
+
+    monkeypatch.setattr(LLM, "generate", wrong)
+    result = invoke("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "8", "--json", *NGRAM)
+    assert result.exit_code == 1
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["identical"] for row in rows] == [True, False] * 2
+    assert "outputs differ: task letters, prompt 1, batch size 1: output token 7 is 299" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch-size", "1,x"), "--batch-size must be positive integers"),
+        (("--batch-size", "0"), "--batch-size must be positive integers"),
+        (("--task", "poetry"), "task: there is no 'poetry'"),
+        (("--spec-config", "{"), "--spec-config is not JSON"),
+        (("--spec-config", "[]"), "--spec-config must be an object"),
+        (("--spec-config", "{}", "--spec-method", "ngram"), "leave the other --spec-... options out"),
+        (("--spec-option", "prompt_lookup_max"), "--spec-option must be KEY=VALUE, got 'prompt_lookup_max'"),
+        ((*NGRAM, "--spec-option", "prompt_lookup_maxx=2"), "speculative_config.prompt_lookup_maxx"),
+        (("--prompts", "nowhere.txt"), "cannot read nowhere.txt"),
+        (("--max-tokens", "0"), "max_tokens"),
+        (("--output", "no/such/place.json"), "--output: there is no folder no/such to write place.json in"),
+        (("--task", "chat"), "task chat, prompts running: prompts[0] has 530 tokens"),
+    ],
+)
+def test_wrong_options_end_with_one_clear_message(invoke, tiny_model, arguments, message):
+    result = invoke("bench", "-m", tiny_model, *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr and not result.stdout
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,114 @@
+"""speculative_config in all its forms, and the keys that core owns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import attrs
+import pytest
+
+from specdecode.config import Policy, SpeculativeConfig, structure
+from specdecode.contract import ConfigError
+
+GIVEN = {"method": "m", "num_speculative_tokens": 4, "disable_by_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        SpeculativeConfig(GIVEN),
+        SpeculativeConfig(**GIVEN),
+        SpeculativeConfig(json.dumps(GIVEN)),
+        SpeculativeConfig(SpeculativeConfig(GIVEN)),
+        SpeculativeConfig(
+            {"method": "other", "num_speculative_tokens": 4}, method="m", disable_by_batch_size=8
+        ),
+        SpeculativeConfig.of(GIVEN),
+        pickle.loads(pickle.dumps(SpeculativeConfig(GIVEN))),
+        copy.deepcopy(SpeculativeConfig(GIVEN)),
+    ],
+)
+def test_every_form_is_the_same_mapping(made):
+    assert made == GIVEN
+    assert dict(made) == GIVEN
+    assert len(made) == 3
+    assert (made.method, made.disable_by_batch_size, made.num_speculative_tokens) == ("m", 8, 4)
+    assert made.policy_keys == {"method": "m", "disable_by_batch_size": 8}
+    assert made.method_keys == {"num_speculative_tokens": 4}
+    assert eval(repr(made), {"SpeculativeConfig": SpeculativeConfig}) == made
+
+
+def test_core_keys_always_exist_and_others_only_if_given():
+    config = SpeculativeConfig()
+    defaults = {field.name: field.default for field in attrs.fields(Policy)}
+    assert {name: getattr(config, name) for name in defaults} == defaults
+    assert config.rejection_sample_method == "invariant"
+    with pytest.raises(AttributeError, match="speculative_config has no key 'num_speculative_tokens'"):
+        _ = config.num_speculative_tokens
+    assert "method" not in config
+
+
+def test_it_is_read_only_and_keeps_no_tie_to_what_it_was_made_of():
+    given = dict(GIVEN)
+    config = SpeculativeConfig(given)
+    given["method"] = "changed"
+    assert config.method == "m"
+    with pytest.raises(AttributeError):
+        config.method = "changed"
+    with pytest.raises(TypeError):
+        config["method"] = "changed"
+    assert SpeculativeConfig.of(config) is config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{", "speculative_config is not valid JSON"),
+        ("[1]", "speculative_config must be a JSON object, got '[1]'"),
+        ('{"a": 1, "b": 2, "a": 3}', "speculative_config gives a twice; keep one"),
+        (3, "speculative_config must be a mapping, a JSON string or a SpeculativeConfig, got 3"),
+        ([("method", "m")], "speculative_config must be a mapping"),
+    ],
+)
+def test_what_is_no_mapping(given, message):
+    with pytest.raises(ConfigError) as raised:
+        SpeculativeConfig(given)
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("method", 3, "must be a string or None, got 3"),
+        ("disable_by_batch_size", 1, "must be at least 2, got 1"),
+        ("disable_by_batch_size", "8", "must be an integer or None, got '8'"),
+        ("adaptive", True, "must be False in this version, got True: the draft-length controller is not"),
+        ("adaptive", 1, "must be true or false, got 1"),
+        ("rejection_sample_method", "standard", "must be 'invariant' in this version, got 'standard'"),
+        ("rejection_sample_method", "block", "must be 'invariant' in this version, got 'block'"),
+        ("rejection_sample_method", "typical", "must be 'invariant' in this version, got 'typical'"),
+        ("rejection_sample_method", "synthetic", "must be 'invariant' in this version, got 'synthetic'"),
+        ("rejection_sample_method", "strict", "must be one of 'invariant', 'standard', 'block',"),
+        ("synthetic_acceptance_rates", [0.5], "must be None in this version, got (0.5,): the synthetic rule"),
+        ("synthetic_acceptance_length", 2, "must be None in this version, got 2.0: the synthetic rule"),
+    ],
+)
+def test_policy_keys_are_checked(key, value, message):
+    with pytest.raises(ConfigError) as raised:
+        structure(Policy, {key: value}, "speculative_config")
+    (fault,) = raised.value.faults
+    assert fault.startswith(f"speculative_config.{key} {message}")
+
+
+def test_values_of_today_pass():
+    given = {
+        "method": "m",
+        "disable_by_batch_size": 2,
+        "adaptive": False,
+        "rejection_sample_method": "invariant",
+        "synthetic_acceptance_rates": None,
+        "synthetic_acceptance_length": None,
+    }
+    assert attrs.asdict(structure(Policy, given, "speculative_config")) == given

@@ -1,0 +1,257 @@
+"""speculative_config becomes a method with checked keys and known needs, and is then built."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from specdecode.config import SpeculativeConfig
+from specdecode.contract import (
+    ConfigError,
+    DraftModelFields,
+    LengthFields,
+    Match,
+    Needs,
+    Proposer,
+    ProposerSpec,
+    Unsupported,
+    option,
+)
+from specdecode.plugins import PluginError, PluginManager, hookimpl, prepare
+
+
+class Scripted(Proposer):
+    def __init__(self, config, context, children=()):
+        self.config, self.context, self.children = config, context, children
+
+    def propose(self, step, out):
+        return None
+
+
+def chain(config, ctx):
+    return Needs(width=config.num_speculative_tokens, depth=config.num_speculative_tokens)
+
+
+@attrs.frozen(kw_only=True)
+class HeadConfig(DraftModelFields):
+    """Keys of a method with a checkpoint."""
+
+    num_speculative_tokens: int = option("draft tokens proposed a step")
+
+
+@attrs.frozen(kw_only=True)
+class PairConfig:
+    """Keys of a method made of two."""
+
+    first: dict[str, object] = option("keys of the first")
+    second: dict[str, object] = option("keys of the second")
+
+
+def pair_needs(config, ctx):
+    children = [ctx.needs_of("chain", config.first), ctx.needs_of("chain", config.second)]
+    return Needs.union(*children)
+
+
+def pair_build(config, ctx):
+    return Scripted(config, ctx, [ctx.build("chain", config.first), ctx.build("chain", config.second)])
+
+
+def head_needs(config, ctx):
+    if ctx.draft.config["hidden_size"] != ctx.target.hidden_size:
+        raise Unsupported("hidden sizes differ: choose a head of this target")
+    return chain(config, ctx)
+
+
+def spec(name, config=LengthFields, needs=chain, build=Scripted, **options):
+    return ProposerSpec(name=name, summary="", api=1, config=config, needs=needs, build=build, **options)
+
+
+class Plugin:
+    specs = (
+        spec("chain"),
+        spec(
+            "head",
+            HeadConfig,
+            head_needs,
+            recognize=lambda c: Match("fc") if "fc.weight" in c.tensors else None,
+        ),
+        spec("pair", PairConfig, pair_needs, pair_build),
+        spec("eager", PairConfig, pair_needs, lambda config, ctx: Scripted(config, ctx)),
+        spec("swapped", PairConfig, pair_needs, lambda c, ctx: ctx.build("chain", c.second)),
+        spec("secretive", build=lambda c, ctx: ctx.build("chain", {"num_speculative_tokens": 1})),
+        spec("no_needs", needs=lambda config, ctx: None),
+        spec("raising", needs=lambda config, ctx: 1 / 0),
+        spec("unbuildable", build=lambda config, ctx: __import__("acme_absent")),
+        spec("heavy", imports=("acme_absent.core",)),
+    )
+
+    @hookimpl
+    def specdecode_proposers(self):
+        return self.specs
+
+
+@pytest.fixture
+def manager():
+    manager = PluginManager(allow=())
+    manager.register(Plugin(), "test")
+    return manager
+
+
+@pytest.fixture
+def head(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 64}')
+    save_file({"fc.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def faults(*arguments):
+    with pytest.raises(ConfigError) as raised:
+        prepare(*arguments)
+    return raised.value.faults
+
+
+@pytest.mark.parametrize("form", [dict, SpeculativeConfig, json.dumps])
+def test_every_form_of_the_mapping(manager, target, form):
+    given = {"method": "chain", "num_speculative_tokens": 3, "disable_by_batch_size": 8}
+    prepared = prepare(manager, form(given), target)
+    assert prepared.method == "chain"
+    assert prepared.policy.disable_by_batch_size == 8
+    assert prepared.config == LengthFields(num_speculative_tokens=3)
+    assert prepared.needs == Needs(width=3, depth=3)
+    proposer = prepared.build(max_num_seqs=5)
+    assert proposer.config is prepared.config
+    assert (proposer.context.max_num_seqs, proposer.context.needs) == (5, prepared.needs)
+    assert proposer.context.target is target
+
+
+def test_policy_and_method_keys_are_refused_together(manager, target):
+    given = {
+        "method": "chain",
+        "num_speculative_token": 3,
+        "adaptve": True,
+        "disable_by_batch_size": 1,
+        "rejection_sample_method": "block",
+    }
+    assert set(faults(manager, given, target)) == {
+        "speculative_config.disable_by_batch_size must be at least 2, got 1",
+        "speculative_config.rejection_sample_method must be 'invariant' in this version, got 'block', "
+        "which is not built yet",
+        "speculative_config.num_speculative_tokens is required: draft tokens proposed a step",
+        "speculative_config.num_speculative_token is not a known key; did you mean 'num_speculative_tokens'?",
+        "speculative_config.adaptve is not a known key; did you mean 'adaptive'?",
+    }
+
+
+def test_a_method_that_is_no_name(manager, target):
+    assert faults(manager, {"method": 3}, target) == (
+        "speculative_config.method must be a string or None, got 3",
+    )
+    (fault,) = faults(manager, {"method": "chian", "num_speculative_tokens": 3}, target)
+    assert fault.startswith("speculative_config.method 'chian' is unknown: did you mean 'chain'?")
+
+
+def test_a_missing_module_is_named_with_the_provider(manager, target):
+    (fault,) = faults(manager, {"method": "heavy", "num_speculative_tokens": 3}, target)
+    assert fault == (
+        "speculative_config: method 'heavy' of in-process needs the module acme_absent.core, "
+        "which is not installed; install the distribution that carries it"
+    )
+
+
+def test_a_missing_module_leads_to_the_requirement_that_is_missing(site, target):
+    site.add_plugin(
+        "acme-heavy",
+        methods=["heavy"],
+        imports=["acme_absent"],
+        requires=["specdec-core>=0.1", "acme-absent>=2", "acme-test; extra == 'test'"],
+    )
+    (fault,) = faults(PluginManager(), {"method": "heavy", "num_speculative_tokens": 3}, target)
+    assert fault.endswith("acme_absent, which is not installed; pip install 'acme-absent>=2'")
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------
+def test_the_method_may_be_left_out_if_the_checkpoint_tells(manager, target, head):
+    prepared = prepare(manager, {"model": str(head), "num_speculative_tokens": 2}, target)
+    assert prepared.method == "head"
+    assert prepared.build(1).context.draft.tensors.keys() == {"fc.weight"}
+
+
+def test_without_method_and_model(manager, target):
+    (fault,) = faults(manager, {"num_speculative_tokens": 2}, target)
+    assert fault.startswith("speculative_config names neither method nor model")
+    assert "chain" in fault
+    assert "speculative_config.model must be a string, got 3" in faults(manager, {"model": 3}, target)
+
+
+def test_a_reader_of_the_callers_own(manager, target, head):
+    asked = []
+
+    def reader(path, revision=None, *, field):
+        from specdecode.plugins import read_checkpoint
+
+        asked.append((path, revision, field))
+        return read_checkpoint(head)
+
+    given = {"model": "draft.gguf", "revision": "v1", "num_speculative_tokens": 2}
+    prepared = prepare(manager, given, target, reader=reader)
+    assert prepared.method == "head"
+    assert asked == [("draft.gguf", "v1", "speculative_config.model")]  # read once
+
+
+def test_a_method_that_cannot_serve_this_target(manager, target, head):
+    other = attrs.evolve(target, hidden_size=32)
+    with pytest.raises(Unsupported, match=r"method 'head' of in-process: hidden sizes differ: choose a head"):
+        prepare(manager, {"model": str(head), "num_speculative_tokens": 2}, other)
+
+
+# -- proposers made of proposers ------------------------------------------------------------------------
+PAIR = {"first": {"num_speculative_tokens": 2}, "second": {"num_speculative_tokens": 5}}
+
+
+def test_children_are_planned_and_built(manager, target):
+    prepared = prepare(manager, {"method": "pair", **PAIR}, target)
+    assert [child.width for child in prepared.needs.children] == [2, 5]
+    proposer = prepared.build(4)
+    assert [child.config.num_speculative_tokens for child in proposer.children] == [2, 5]
+    assert [child.context.needs for child in proposer.children] == list(prepared.needs.children)
+    assert {child.context.max_num_seqs for child in proposer.children} == {4}
+
+
+def test_a_fault_of_a_child_says_where(manager, target):
+    given = {"method": "pair", "first": {"num_speculative_tokens": 0}, "second": {}}
+    assert faults(manager, given, target) == (
+        "speculative_config[chain].num_speculative_tokens must be between 1 and 1024, got 0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("eager", "needs declares 2 children, build made 0"),
+        ("swapped", "build makes 'chain' as child 0, which Needs.children declares otherwise"),
+        ("secretive", "build makes 'chain', which its Needs does not declare; use Needs.union"),
+    ],
+)
+def test_children_that_differ_from_the_declared_ones(manager, target, method, message):
+    keys = {"num_speculative_tokens": 2} if method == "secretive" else PAIR
+    prepared = prepare(manager, {"method": method, **keys}, target)
+    with pytest.raises(PluginError, match=f"method '{method}' of in-process: {message}"):
+        prepared.build(1)
+
+
+# -- faults of a plugin --------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("no_needs", "needs must give a Needs, got NoneType"),
+        ("raising", "needs raised ZeroDivisionError: division by zero"),
+        ("unbuildable", "build raised ModuleNotFoundError: No module named 'acme_absent'"),
+    ],
+)
+def test_a_plugin_that_breaks_the_contract(manager, target, method, message):
+    with pytest.raises(PluginError, match=f"method '{method}' of in-process: {message}"):
+        prepare(manager, {"method": method, "num_speculative_tokens": 2}, target).build(1)
