@@ -108,7 +108,7 @@ def test_spells_without_budget(lab, method, order):
     policy = None if method == "none" else {"disable_by_batch_size": 3}
     with lab.rig(method, asks, order, policy=policy) as rig:
         outputs = rig.generate(asks)
-        if method not in ("none", "medusa"):
+        if method not in ("none", "ngram"):  # nothing repeats in what is drawn
             assert rig.metric("vllm:spec_decode_num_draft_tokens") > 0
         for ask, output in zip(asks, outputs, strict=True):
             if ask.params.speculation is not None:
@@ -118,24 +118,24 @@ def test_spells_without_budget(lab, method, order):
 
 
 def test_aborts(lab, method, order):
-    """Of a request being prefilled, running, waiting, unknown, and aborted before; its id is free again."""
-    asks = lab.mixed(max_tokens=20)
+    """Of requests in prefill, running, waiting, unknown and aborted before; the id is free again."""
+    asks = lab.mixed(max_tokens=40)
     with lab.rig(method, asks, order, max_num_batched_tokens=24, max_num_seqs=6) as rig:
         for index, ask in enumerate(asks):
             rig.add(f"r{index}", ask)
-        finished = rig.step(2)
-        rig.abort("nobody", "r3", "r7")  # r3 has part of its prompt computed at most, r7 waits
-        finished |= rig.step(3)
-        rig.abort("r1", "r1", "r3")
-        rig.add("r3", asks[3])
-        finished |= rig.step(1)
+        rig.step()
+        (half_way,) = (r for r in rig.core.scheduler.running if r.id.startswith("r2/"))
+        assert 0 < half_way.computed < len(half_way.prompt_ids)
+        rig.abort("nobody", "r2", "r7")  # r7 waits
+        finished = rig.step(3)
+        rig.abort("r1", "r1", "r2")
+        rig.add("r2", asks[2])
+        finished |= rig.step()
         rig.abort("r5")
         finished |= rig.drain()
         assert sorted(finished) == ["r0", "r2", "r3", "r4", "r6"]
         for name, output in finished.items():
             rig.compare(asks[int(name[1:])], output)
-        if rig.recording is not None:
-            assert len([event for event in rig.recording.events if event.kind == "add"]) == 8
 
 
 def test_completions_of_one_prompt(lab, method, order):

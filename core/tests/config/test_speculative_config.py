@@ -8,7 +8,6 @@ import pickle
 
 import attrs
 import pytest
-
 from specdecode.config import Policy, SpeculativeConfig, structure
 from specdecode.contract import ConfigError
 

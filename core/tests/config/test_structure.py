@@ -11,7 +11,6 @@ from typing import Any, Literal, Optional, Union
 import attrs
 import numpy as np
 import pytest
-
 from specdecode.config import fields_of, structure
 from specdecode.contract import ConfigError, DraftModelFields, LengthFields, option, within
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import importlib_metadata
 import pytest
-
 from specdecode.contract import TargetInfo
 from specdecode.plugins import PluginManager, PluginRecord
 

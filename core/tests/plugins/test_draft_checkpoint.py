@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-
 from specdecode.contract import ConfigError, TensorInfo
 from specdecode.plugins import read_checkpoint
 

@@ -6,7 +6,6 @@ import logging
 import sys
 
 import pytest
-
 from specdecode.contract import ConfigError
 from specdecode.plugins import PluginError, PluginManager, Status
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import attrs
 import pytest
-
 from specdecode.contract import CheckpointInfo, ConfigError, Match, Needs, ProposerSpec
 from specdecode.plugins import PluginError, PluginManager, Status, default_manager, hookimpl
 from specdecode.plugins.hints import known_methods

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
-
 from specdecode.cli.app import app
 from specdecode.plugins import manager as manager_module
+from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import attrs
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-
 from specdecode.config import SpeculativeConfig
 from specdecode.contract import (
     ConfigError,

@@ -206,6 +206,12 @@ def main() -> None:
         for title, settings in SETTINGS.items():
             print(f"\n{title}\n")
             table(texts, settings)
+        print("\nAcceptance rate by the window that matched\n")
+        by_window = replay(texts, RULES[CHOSEN], 1, 5, 5).by_window
+        print("| " + " | ".join(f"{n} tokens" for n in sorted(by_window)) + " |")
+        print("|" + " --- |" * len(by_window))
+        rates = (accepted / drafted for _, (drafted, accepted) in sorted(by_window.items()))
+        print("| " + " | ".join(f"{rate:.2f}" for rate in rates) + " |")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def test_the_chosen_rule_is_the_plugins(replay, text, k):
 
 
 def test_a_replay_counts_steps_and_tokens(replay):
-    # The prompt's step gives 1. Then 2 3 1 are drafted and accepted, with the target's 2 behind them:
-    # one step; then 3 1 2 against 9: one token.
+    # The prompt's step gives 1. Then 2 3 1 are drafted and accepted, and the target adds 2. The last
+    # step has one token left to write, and so no room for a draft.
     text = {"prompt": [1, 2, 3], "output": [1, 2, 3, 1, 2, 9]}
     tally = replay.replay([text], replay.RULES["recent-cycle"], 1, 5, 3)
     assert (tally.steps, tally.tokens, tally.drafts) == (2, 5, 1)

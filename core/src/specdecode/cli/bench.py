@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdecode.bench.tasks import Task
 
 #: What is measured when no --spec-... option says otherwise.
-DEFAULT_SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
+DEFAULT_SPECULATION: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
 
 def register(app: typer.Typer) -> None:

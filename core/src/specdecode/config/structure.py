@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -18,7 +19,7 @@ import attrs
 from specdecode.contract import ConfigError
 
 from .fields import attributes_of, default_of, hints_of
-from .values import Invalid, strict_converter
+from .values import Fault, Invalid, strict_converter
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -56,12 +57,14 @@ def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: 
     if not isinstance(mapping, Mapping):
         raise Invalid.expected(cls, mapping)
     attributes, hints = attributes_of(cls), hints_of(cls)
-    faults: list[tuple[str, str]] = []
+    faults: list[Fault] = []
     values: dict[str, Any] = {}
+    lacking: set[str] = set()
     for key, attribute in attributes.items():
         if key in mapping:
             try:
                 values[key] = converter.structure(mapping[key], hints[attribute.name])
+                continue
             except Invalid as invalid:
                 faults += invalid.below(f".{key}")
             except (ValueError, TypeError):  # of a type that cattrs structures by itself, such as Path
@@ -69,14 +72,17 @@ def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: 
         elif attribute.default is attrs.NOTHING:
             doc = attribute.metadata.get("doc", "")
             faults.append((f".{key}", f" is required: {doc}" if doc else " is required"))
+        else:
+            continue
+        lacking.add(key)
     faults += [_unknown(key, attributes, neighbours) for key in mapping if key not in attributes]
-    faults += _validate(cls, {k: a for k, a in attributes.items() if k in values or k not in mapping}, values)
+    faults += _validate(cls, attributes, values, lacking)
     if faults:
         raise Invalid(faults)
     try:
         return cls(**values)
     except (ValueError, TypeError) as error:
-        raise Invalid([("", message) for message in _messages(error)]) from error
+        raise Invalid(_told("", error)) from error
 
 
 def _unknown(key: Any, known: Iterable[str], neighbours: Iterable[str]) -> tuple[str, str]:
@@ -88,20 +94,27 @@ def _unknown(key: Any, known: Iterable[str], neighbours: Iterable[str]) -> tuple
 
 
 def _validate(
-    cls: type, attributes: Mapping[str, attrs.Attribute[Any]], values: Mapping[str, Any], *, complete: bool
-) -> list[tuple[str, str]]:
-    """The faults that the validators find in what is there; ``complete``: no field is missing or wrong."""
+    cls: type,
+    attributes: Mapping[str, attrs.Attribute[Any]],
+    values: Mapping[str, Any],
+    lacking: AbstractSet[str],
+) -> list[Fault]:
+    """What the validators find in the values and defaults; ``lacking``: fields that have neither."""
     draft: Any = object.__new__(cls)
+    faults: list[Fault] = []
     given: dict[str, Any] = {}
     for key, attribute in attributes.items():
-        if key in values:
-            given[key] = _converted(attribute, values[key], draft)
-        elif attribute.default is not attrs.NOTHING:
-            given[key] = _converted(attribute, default_of(attribute, draft), draft)
-        else:
+        if key in lacking:
             continue
-        object.__setattr__(draft, attribute.name, given[key])
-    faults: list[tuple[str, str]] = []
+        try:
+            value = values[key] if key in values else default_of(attribute, draft)
+            given[key] = _converted(attribute, value, draft)
+            object.__setattr__(draft, attribute.name, given[key])
+        except (ValueError, TypeError) as error:
+            faults += _told(f".{key}", error)
+        except AttributeError:
+            if not lacking:  # else it may come from a field whose own fault is told already
+                raise
     for key, value in given.items():
         validator = attributes[key].validator
         if validator is None:
@@ -109,10 +122,9 @@ def _validate(
         try:
             validator(draft, attributes[key], value)
         except (ValueError, TypeError) as error:
-            faults += [(f".{key}", message) for message in _messages(error)]
+            faults += _told(f".{key}", error)
         except AttributeError:
-            # A comparison with another field, which has a fault of its own: that one is told.
-            if complete:
+            if not lacking:  # else it may come from a field whose own fault is told already
                 raise
     return faults
 
@@ -126,7 +138,7 @@ def _converted(attribute: attrs.Attribute[Any], value: Any, draft: Any) -> Any:
     return wrapped.converter(value, *extra)
 
 
-def _messages(error: Exception) -> list[str]:
-    """What a validator said, ready to follow a path; attrs' own put the field into further arguments."""
+def _told(where: str, error: Exception) -> list[Fault]:
+    """What a validator said; attrs' own put the text first and more arguments after it."""
     said = error.faults if isinstance(error, ConfigError) else (str(error.args[0] if error.args else error),)
-    return [f" {text}" if text.startswith("must ") else f": {text}" for text in said]
+    return [(where, f" {text}" if text.startswith("must ") else f": {text}") for text in said]

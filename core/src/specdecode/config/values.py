@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 Hook = Callable[[Any, Any], Any]
 
+#: Where below the value, and what; the text starts with the space or colon that joins it to the path.
+Fault = tuple[str, str]
+
 
 class Invalid(Exception):
-    """Faults as (path below the value, message); a message starts with the space or colon that joins it."""
+    """A value is refused, for one or more reasons."""
 
-    def __init__(self, faults: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__(self.faults)
 
@@ -31,7 +34,7 @@ class Invalid(Exception):
     def expected(cls, hint: Any, value: Any) -> Invalid:
         return cls([("", f" must be {describe(hint)}, got {_shown(value)}")])
 
-    def below(self, step: str) -> list[tuple[str, str]]:
+    def below(self, step: str) -> list[Fault]:
         return [(step + where, message) for where, message in self.faults]
 
 
@@ -133,7 +136,7 @@ def _array(converter: Converter, hint: Any) -> Hook:
         if per_place and len(value) != len(args):
             raise Invalid([("", f" must have {len(args)} elements, got {len(value)}")])
         kinds = args if per_place else [args[0] if args else Any] * len(value)
-        faults: list[tuple[str, str]] = []
+        faults: list[Fault] = []
         elements: list[Any] = []
         for index, (element, kind) in enumerate(zip(value, kinds, strict=True)):
             try:
@@ -158,7 +161,7 @@ def _mapping(converter: Converter, hint: Any) -> Hook:
     def hook(value: Any, _: Any) -> Any:
         if not isinstance(value, Mapping):
             raise Invalid.expected(hint, value)
-        faults: list[tuple[str, str]] = []
+        faults: list[Fault] = []
         result: dict[Any, Any] = {}
         for key, element in value.items():
             try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 
@@ -32,7 +30,7 @@ class VocabEmbedding(torch.nn.Module):
         shape = (vocab_size, hidden_size) if layout is Layout.ROWS else (hidden_size, vocab_size)
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
-    def load(self, kind: Literal["weight"], tensor: torch.Tensor, part: None = None) -> None:
+    def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
         """Take a checkpoint's table ``[V, H]``; ValueError if its shape is another one."""
         copy_checked(self.weight.data if self.layout is Layout.ROWS else self.weight.data.t(), tensor)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -70,16 +69,21 @@ class Linear(torch.nn.Module):
     def parts(self) -> tuple[str, ...]:
         return tuple(self._parts)
 
-    def load(self, kind: Literal["weight", "bias"], tensor: torch.Tensor, part: str | None = None) -> None:
-        """Take a checkpoint's tensor: a weight ``[out, in]`` or a bias ``[out]``, of one part or of all.
+    def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
+        """Take a checkpoint's tensor, of one part or of all.
+
+        Args:
+            kind: "weight", with a tensor ``[out, in]``, or "bias", with ``[out]``.
 
         Raises:
             ValueError: the shape is another one, or there is no bias.
         """
-        target = self.bias if kind == "bias" else self.weight
-        if target is None:
-            raise ValueError("this layer has no bias")
-        target = target.data if kind == "bias" or self.layout is Layout.ROWS else target.data.t()
+        if kind == "bias":
+            if self.bias is None:
+                raise ValueError("this layer has no bias")
+            target = self.bias.data
+        else:
+            target = self.weight.data if self.layout is Layout.ROWS else self.weight.data.t()
         if part is not None:
             target = target[self._parts[part]]
         copy_checked(target, tensor)

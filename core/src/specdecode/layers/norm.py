@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from specdec_kernels.norm import fused_add_rms_norm, rms_norm
 
@@ -18,7 +16,7 @@ class RMSNorm(torch.nn.Module):
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
 
-    def load(self, kind: Literal["weight"], tensor: torch.Tensor, part: None = None) -> None:
+    def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
         """Take a checkpoint's weight ``[size]``; ValueError if its shape is another one."""
         copy_checked(self.weight.data, tensor)
 

@@ -67,6 +67,9 @@ class RopeConfig:
 class RotaryEmbedding(torch.nn.Module):
     """Cosines and sines of the positions below ``max_model_len``, computed in float32."""
 
+    cos: torch.Tensor  #: ``[max_model_len + slack, R/2]``
+    sin: torch.Tensor
+
     def __init__(self, config: RopeConfig, max_model_len: int, *, device: torch.device) -> None:
         super().__init__()
         frequencies, factor = config.inverse_frequencies(max_model_len)

@@ -39,6 +39,10 @@ class DecoderConfig:
                 f"hidden_act {self.hidden_act!r} of the model's config is not supported; "
                 f"supported are {', '.join(ACTIVATIONS)}"
             )
+        if self.num_layers < 1:
+            raise ConfigError(
+                f"num_hidden_layers of the model's config must be at least 1, got {self.num_layers}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"num_attention_heads {self.num_heads} of the model's config is no multiple of "

@@ -219,13 +219,15 @@ class Decoder(torch.nn.Module):
         Returns:
             ``[T, H]`` after the final norm, and one ``[T, H]`` for each tap, in the order of ``taps``.
         """
-        x, residual = self.embed_tokens(ids), None
+        x: torch.Tensor = self.embed_tokens(ids)
+        residual: torch.Tensor | None = None
         rotation = self.rotary(positions)
         tapped: dict[int, torch.Tensor] = {}
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             if index in taps:
                 tapped[index] = x if residual is None else residual + x
             x, residual = layer(x, residual, rotation, meta, cache)
+        assert residual is not None  # there is at least one layer
         hidden, tapped[len(self.layers)] = self.norm.add(x, residual)
         return hidden, tuple(tapped[boundary] for boundary in taps)
 

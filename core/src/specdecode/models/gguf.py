@@ -87,10 +87,8 @@ def _convert(file: Path, target: Path) -> None:
     except (ValueError, KeyError, NotImplementedError) as error:
         raise ConfigError(f"GGUF file {file} cannot be read by transformers: {error}") from error
     # The weights are plain float32 now; save_pretrained must not take the model for a quantized one.
-    model.hf_quantizer = None
-    model.is_quantized = False
-    for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
-        if hasattr(owner, name):
-            delattr(owner, name)
+    for owner in (model, model.config):
+        for name in ("hf_quantizer", "is_quantized", "quantization_method", "quantization_config"):
+            vars(owner).pop(name, None)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -30,17 +30,19 @@ def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device
     ``"auto"`` is the config's, and float32 if it names none; on a CPU float16 becomes float32,
     since few CPUs compute in float16.
     """
-    if dtype == "auto":
-        stored = getattr(hf_config, "dtype", None) or torch.float32
-        resolved = DTYPES.get(stored) if isinstance(stored, str) else stored
-        if resolved not in DTYPES.values():
-            raise ConfigError(
-                f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16"
-            )
-        return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
+    if dtype != "auto":
+        return _dtype(dtype, f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    stored = getattr(hf_config, "dtype", None) or torch.float32
+    resolved = _dtype(
+        stored, f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16"
+    )
+    return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
+
+
+def _dtype(dtype: str | torch.dtype, refusal: str) -> torch.dtype:
     resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if resolved not in DTYPES.values():
-        raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    if resolved is None or resolved not in DTYPES.values():
+        raise ConfigError(refusal)
     return resolved
 
 

@@ -32,8 +32,8 @@ IN_PROCESS = "in-process"
 class PluginManager:
     """Loads the installed plugins once, on first use, and survives each that is broken.
 
-    A plugin is named by its entry point (``ngram``) or by its distribution (``specdec-ngram``), so that of
-    two distributions with the same entry name either can be blocked.
+    A plugin is named by its entry point or by its distribution, so that of two distributions with the same
+    entry name either can be blocked.
 
     Args:
         disabled: plugins that are not to be imported.

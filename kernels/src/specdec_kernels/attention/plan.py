@@ -150,7 +150,7 @@ class AttentionPlan:
             if self._blind[b:e].all():
                 continue
             low, high = self._lowest(b, e), int(self._high[b:e].max())
-            full = (self._low[b:e] <= low).all() and (self._base[b:e] >= high).all()
+            full = bool((self._low[b:e] <= low).all() and (self._base[b:e] >= high).all())
             if not full and e - b == 1 and self._extra is not None:
                 full = self._sees_all(b, low, high)
             yield Tile(b, e, offset + low, offset + high, low, packed, masked=not full)

@@ -1,0 +1,119 @@
+"""Each distribution builds to a wheel and works from it, with no checkout on the path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DISTRIBUTIONS = {"specdec_core": "core", "specdec_kernels": "kernels", "specdec_ngram": "plugins/ngram"}
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("wheels")
+    for folder in DISTRIBUTIONS.values():
+        subprocess.run(
+            [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT / folder],
+            check=True,
+            capture_output=True,
+        )
+    return {path.name.split("-")[0]: path for path in out.glob("*.whl")}
+
+
+def unpacked(wheels: dict[str, Path], into: Path, *names: str) -> dict[str, str]:
+    """An environment in which ``names`` come from their wheels, before anything installed."""
+    for name in names:
+        zipfile.ZipFile(wheels[name]).extractall(into)
+    return os.environ | {"PYTHONPATH": str(into), "OMP_NUM_THREADS": "1"}
+
+
+def python(environment: dict[str, str], code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_distribution_has_a_wheel_with_its_licence_and_types(wheels):
+    assert set(wheels) == set(DISTRIBUTIONS)
+    for path in wheels.values():
+        names = zipfile.ZipFile(path).namelist()
+        assert any(name.endswith("licenses/LICENSE") for name in names), path.name
+        assert any(name.endswith("py.typed") for name in names), path.name
+        assert not any("/tests/" in name for name in names), path.name
+
+
+def test_core_ships_its_data(wheels):
+    names = zipfile.ZipFile(wheels["specdec_core"]).namelist()
+    assert "specdecode/hints.toml" in names
+    assert any(name.startswith("specdecode/bench/data/") for name in names)
+
+
+def test_generation_works_from_the_wheels(wheels, tmp_path):
+    site = tmp_path / "site"
+    environment = unpacked(wheels, site, *wheels)
+    code = f"""
+import specdecode, specdec_kernels, specdec_ngram
+for module in (specdecode, specdec_kernels, specdec_ngram):
+    assert module.__file__.startswith({str(site)!r}), module.__file__
+from specdecode import LLM, SamplingParams
+from specdecode.testing.tiny import tiny_checkpoint
+path = tiny_checkpoint({str(tmp_path / "tiny")!r})
+params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+def run(**keywords):
+    with LLM(path, dtype="float32", max_model_len=64, device="cpu", **keywords) as llm:
+        return list(llm.generate("abcabcabc", params, use_tqdm=False)[0].outputs[0].token_ids)
+plain = run()
+assert len(plain) == 12
+assert plain == run(speculative_config={{"method": "ngram", "num_speculative_tokens": 4}})
+print("same")
+"""
+    assert python(environment, code, tmp_path).strip() == "same"
+
+
+def test_core_without_any_plugin_decodes_and_says_what_to_install(wheels, tmp_path):
+    """``-S`` keeps what this environment installed out; its third-party packages are put back by path."""
+    site = tmp_path / "site"
+    environment = unpacked(wheels, site, "specdec_core", "specdec_kernels")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    third_party = Path(pytest.__file__).resolve().parent.parent
+    for entry in third_party.iterdir():
+        if "specdec" not in entry.name.lower() and not entry.name.endswith(".pth"):
+            (bare / entry.name).symlink_to(entry)
+    environment["PYTHONPATH"] = os.pathsep.join([str(site), str(bare)])
+    code = f"""
+import importlib.util
+assert importlib.util.find_spec("specdec_ngram") is None
+from specdecode import LLM, SamplingParams
+from specdecode.contract import SpecdecodeError
+from specdecode.testing.tiny import tiny_checkpoint
+path = tiny_checkpoint({str(tmp_path / "tiny")!r})
+with LLM(path, dtype="float32", max_model_len=64, device="cpu") as llm:
+    out = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert len(out[0].outputs[0].token_ids) == 4
+try:
+    LLM(path, speculative_config={{"method": "ngram", "num_speculative_tokens": 4}})
+except SpecdecodeError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pip install specdec-ngram" in done.stdout and "'ngram'" in done.stdout
+
+
+def test_the_command_works_from_the_wheel(wheels, tmp_path):
+    environment = unpacked(wheels, tmp_path / "site", *wheels)
+    code = "from specdecode.cli import main; import sys; sys.argv = ['specdecode', 'plugins', 'list', '--json']; main()"
+    listed = json.loads(python(environment, code, tmp_path))
+    assert "ngram" in json.dumps(listed)
