@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from specdec_kernels.attention import AttentionMetadata, paged_attention, plan
@@ -10,6 +12,7 @@ torch.set_num_threads(1)
 
 BLOCK = 4
 BLOCKS = 400
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 class Case:
@@ -57,6 +60,17 @@ class Case:
             extra=extra,
         )
 
+    def attend(self, query, meta, device="cpu", **options):
+        """Of CPU tensors, computed on ``device``."""
+        moved = {
+            field.name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for field in dataclasses.fields(meta)
+            if (value := getattr(meta, field.name)) is not None
+        }
+        meta = meta if device == "cpu" else AttentionMetadata(**moved)
+        caches = self.keys.to(device), self.values.to(device)
+        return paged_attention(query.to(device), *caches, meta, scale=0.3, **options).cpu()
+
     def query(self):
         return self._randn(len(self.rows), self.heads, self.k_dim)
 
@@ -75,9 +89,9 @@ class Case:
             ]
             if not slots:
                 continue
-            physical = [(self.tables[row][s // BLOCK], s % BLOCK) for s in slots]
-            keys = torch.stack([self.keys[p] for p in physical]).double()
-            values = torch.stack([self.values[p] for p in physical]).double()
+            physical = [self.tables[row][s // BLOCK] * BLOCK + s % BLOCK for s in slots]
+            keys = self.keys.flatten(0, 1)[physical].double()
+            values = self.values.flatten(0, 1)[physical].double()
             for head in range(self.heads):
                 kv = head // (self.heads // self.kv_heads)
                 weights = (keys[:, kv] @ query[t, head].double() * 0.3).softmax(0)
@@ -86,11 +100,11 @@ class Case:
 
     def check(self, *, first=0, window=None, tolerance=1e-5):
         query = self.query()
-        got = paged_attention(query, self.keys, self.values, self.meta(first), scale=0.3, window=window)
-        assert got.dtype is query.dtype
-        torch.testing.assert_close(
-            got.double(), self.dense(query, first=first, window=window), atol=tolerance, rtol=tolerance
-        )
+        want = self.dense(query, first=first, window=window)
+        for device in DEVICES:
+            got = self.attend(query, self.meta(first), device, window=window)
+            assert got.dtype is query.dtype
+            torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
 
 
 def causal(start, count):
@@ -124,14 +138,15 @@ def test_a_token_that_sees_nothing_gives_zero_even_beside_nan():
     case.keys[case.tables[0][0]] = float("nan")
     case.values[0] = float("nan")
     query = case.query()
-    got = paged_attention(query, case.keys, case.values, case.meta(), scale=0.3)
-    assert got[[0, 1, 5]].eq(0).all()
-    assert got.isfinite().all()
+    for device in DEVICES:
+        got = case.attend(query, case.meta(), device)
+        assert got[[0, 1, 5]].eq(0).all()
+        assert got.isfinite().all()
 
 
 def test_a_batch_in_which_nobody_sees_anything():
     case = Case().add([0, 0, 0], slots=4)
-    assert paged_attention(case.query(), case.keys, case.values, case.meta(), scale=0.3).eq(0).all()
+    assert case.attend(case.query(), case.meta()).eq(0).all()
 
 
 def test_an_empty_batch():

@@ -9,18 +9,19 @@ from specdecode.models import load_model, resolve_model
 
 torch.set_num_threads(1)
 
-CPU = torch.device("cpu")
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 class Paged:
     """Rows of tokens on scattered blocks of one cache."""
 
     def __init__(self, decoder, *, block_size=4, num_blocks=300, seed=0):
-        self.decoder, self.block_size = decoder, block_size
+        self.decoder, self.block_size, self.device = decoder, block_size, decoder.device
         config = decoder.config
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.caches = [
-            tuple(torch.zeros(shape, dtype=decoder.dtype) for _ in range(2)) for _ in range(config.num_layers)
+            tuple(torch.zeros(shape, dtype=decoder.dtype, device=self.device) for _ in range(2))
+            for _ in range(config.num_layers)
         ]
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
         self.free = order.tolist()
@@ -56,32 +57,34 @@ class Paged:
         width = max(len(self.tables[row]) for row in tokens)
         most = max(map(len, extra))
         meta = AttentionMetadata(
-            rows=torch.tensor(rows),
-            positions=torch.tensor(positions),
-            write_slots=torch.tensor(slots),
-            base=torch.tensor(base),
-            block_table=torch.tensor(
+            rows=self._tensor(rows),
+            positions=self._tensor(positions),
+            write_slots=self._tensor(slots),
+            base=self._tensor(base),
+            block_table=self._tensor(
                 [self.tables[row] + [0] * (width - len(self.tables[row])) for row in tokens]
             ),
             block_size=self.block_size,
-            extra=torch.tensor([path + [-1] * (most - len(path)) for path in extra]) if most else None,
+            extra=self._tensor([path + [-1] * (most - len(path)) for path in extra]) if most else None,
         )
-        hidden, tapped = self.decoder(torch.tensor(ids), meta.positions, meta, self.caches, taps)
+        hidden, tapped = self.decoder(self._tensor(ids), meta.positions, meta, self.caches, taps)
         logits = self.decoder.compute_logits(hidden)
         assert logits.dtype is torch.float32
         counts = torch.bincount(meta.rows).tolist()
-        return dict(zip(tokens, logits.split(counts), strict=True)), (hidden, *tapped)
+        return dict(zip(tokens, logits.cpu().split(counts), strict=True)), (hidden, *tapped)
+
+    def _tensor(self, values):
+        return torch.tensor(values, device=self.device)
 
 
-@pytest.fixture
-def native():
+@pytest.fixture(params=DEVICES)
+def native(request):
     """``native(checkpoint, max_model_len=512, dtype=float32)``: a paged decoder of it."""
+    device = torch.device(request.param)
 
-    def build(path, *, max_model_len=512, dtype=torch.float32, **options):
-        decoder = load_model(
-            resolve_model(path), dtype=dtype, device=CPU, max_model_len=max_model_len, **options
-        )
-        return Paged(decoder)
+    def build(path, *, max_model_len=512, dtype=torch.float32):
+        files = resolve_model(path)
+        return Paged(load_model(files, dtype=dtype, device=device, max_model_len=max_model_len))
 
     return build
 

@@ -166,12 +166,13 @@ def test_taps_are_the_residual_stream(checkpoints, native, reference, prompt):
     path, ids = checkpoints("llama"), prompt(10)
     want = reference(path)(ids)
     paged = native(path)
-    _, (hidden, last, first, middle) = paged.feed({"a": ids}, taps=(2, 0, 1))
+    _, tapped = paged.feed({"a": ids}, taps=(2, 0, 1))
+    torch.testing.assert_close(paged.decoder.norm(tapped[1]), tapped[0])
+    hidden, _, first, middle = (stream.cpu() for stream in tapped)
     torch.testing.assert_close(first, want.hidden_states[0][0], atol=1e-6, rtol=0)
     torch.testing.assert_close(middle, want.hidden_states[1][0], atol=1e-6, rtol=0)
     # transformers gives the last one after the final norm.
     torch.testing.assert_close(hidden, want.hidden_states[2][0], atol=1e-4, rtol=0)
-    torch.testing.assert_close(paged.decoder.norm(last), hidden)
 
 
 def test_frequencies_within_the_trained_length_are_unscaled(checkpoints, native, reference, prompt):
@@ -194,7 +195,7 @@ def test_low_precision_stays_near_float32(variant, dtype, tolerance, checkpoints
 
 
 def test_positions_may_run_past_the_context_while_drafting(checkpoints, native):
-    decoder = native(checkpoints("llama"), max_model_len=20).decoder
-    cos, _ = decoder.rotary(torch.tensor([19, 20, 300]))
+    paged = native(checkpoints("llama"), max_model_len=20)
+    cos, _ = paged.decoder.rotary(torch.tensor([19, 20, 300], device=paged.device))
     assert cos.shape == (3, 8)
     assert cos.isfinite().all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import gguf
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +14,8 @@ from specdecode.contract import ConfigError
 from specdecode.models import default_sampling, eos_token_ids, load_model, load_tokenizer, resolve_model
 from specdecode.models import gguf as conversion
 from specdecode.testing.tiny import tiny_checkpoint
+
+gguf = pytest.importorskip("gguf", reason="GGUF needs the extra specdec-core[gguf]")
 
 CPU = torch.device("cpu")
 

@@ -37,6 +37,8 @@ def test_files_of_other_names_are_read_where_there_is_no_model(folder):
 
 
 def test_shards_come_from_the_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "model.safetensors.index.json has no weight_map" in fault(folder)
     weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     save_file({"a": np.zeros(1, np.float32)}, folder / "model-1.safetensors")

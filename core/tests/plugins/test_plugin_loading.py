@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import types
 
+import importlib_metadata
 import pytest
 from specdecode.contract import ConfigError
 from specdecode.plugins import PluginError, PluginManager, Status
@@ -179,9 +181,30 @@ def test_unreadable_metadata(good, record_of, options, detail):
 
 def test_unreadable_metadata_of_others_is_no_concern(good, record_of):
     good.add("unrelated", entries={}, entry_points="[console_scripts]\nnonsense\n")
+    good.add("undecodable", entries={})
+    (good.path / "undecodable-1.0.dist-info" / "entry_points.txt").write_bytes(b"[specdecode]\xff\n")
     manager = PluginManager()
     assert record_of(manager, "acme-good").status is Status.OK
     assert "unrelated" not in {record.dist for record in manager.records}
+
+
+def test_a_folder_named_otherwise_than_its_distribution(good, record_of):
+    (good.path / "acme_good-1.0.dist-info").rename(good.path / "renamed-1.0.dist-info")
+    importlib_metadata.MetadataPathFinder.invalidate_caches()
+    assert record_of(PluginManager(), "acme-good").status is Status.OK
+
+
+def test_a_core_that_is_not_installed_accepts_any_range(good, record_of, monkeypatch):
+    good.add_plugin("acme-old", methods=["old"], requires=["specdec-core>=7"])
+    monkeypatch.setattr("specdecode.plugins.discovery.CORE", "acme-core")
+    assert record_of(PluginManager(), "acme-old").status is Status.OK
+
+
+def test_a_module_that_is_loaded_without_a_spec_is_there(good, monkeypatch):
+    monkeypatch.setitem(sys.modules, "acme_live", types.ModuleType("acme_live"))
+    sys.modules["acme_live"].__spec__ = None
+    good.add_plugin("acme-heavy", methods=["heavy"], imports=["acme_live"])
+    assert {m.method: m.status for m in PluginManager().methods()}["heavy"] is Status.OK
 
 
 # -- block, allow, strict -------------------------------------------------------------------------------
@@ -217,11 +240,13 @@ def test_strict_raises_what_the_plugin_raised(good, monkeypatch):
     add_module(good, "raise KeyError('deep inside')")
     monkeypatch.setenv("SPECDECODE_STRICT_PLUGINS", "1")
     manager = PluginManager()
+    assert manager.strict
     for _ in range(2):  # a failed load leaves nothing half-loaded
         with pytest.raises(KeyError, match="deep inside") as raised:
             manager.load()
         assert "while loading plugin bad (acme-bad 1.0)" in raised.value.__notes__
     monkeypatch.setenv("SPECDECODE_STRICT_PLUGINS", "0")
+    assert not PluginManager().strict
     assert PluginManager().resolve("good")
 
 

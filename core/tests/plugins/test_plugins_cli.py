@@ -6,7 +6,9 @@ import json
 
 import pytest
 from specdecode.cli.app import app
+from specdecode.plugins import PluginManager, Status
 from specdecode.plugins import manager as manager_module
+from specdecode.plugins.check import check_plugins
 from typer.testing import CliRunner
 
 
@@ -88,8 +90,15 @@ def test_list_with_nothing_installed(monkeypatch):
 def test_show_prints_the_keys(good):
     result = run("plugins", "show", "good")
     assert result.exit_code == 0
-    assert "num_speculative_tokens int required draft tokens proposed a step" in lines(result)
+    assert "num_speculative_tokens int required draft tokens proposed a step, 1 to 1024" in lines(result)
     assert "window int 3 tokens to look at" in lines(result)
+
+
+def test_show_tells_what_is_not_installed(site):
+    site.add_plugin("acme-heavy", methods=["heavy"], imports=["acme_absent"])
+    shown = lines(run("plugins", "show", "heavy"))
+    assert "plugin heavy of acme-heavy 1.0, contract api 1: unavailable" in shown
+    assert "module acme_absent not found (declared in imports)" in shown
 
 
 def test_show_as_json(good):
@@ -109,7 +118,7 @@ def test_show_as_json(good):
                 "type": "int",
                 "required": True,
                 "default": None,
-                "doc": "draft tokens proposed a step",
+                "doc": "draft tokens proposed a step, 1 to 1024",
             },
             {"name": "window", "type": "int", "required": False, "default": 3, "doc": "tokens to look at"},
         ],
@@ -205,6 +214,21 @@ def test_check_finds_what_only_the_heavy_import_shows(site, fault):
     entry = of_dist(checked["plugins"], "acme-x")
     assert entry["status"] == "broken"
     assert detail in entry["detail"]
+
+
+def test_check_ends_an_import_that_hangs(site):
+    site.add_plugin("acme-x", methods=["x"])
+    (site.path / "acme_x" / "proposer.py").write_text("import time; time.sleep(600)")
+    manager = PluginManager(allow=["acme-x"])
+    (result,) = (r for r in check_plugins(manager, timeout_s=2) if r.record.dist == "acme-x")
+    assert (result.status, result.detail) == (Status.BROKEN, "acme_x.proposer: takes longer than 2 s")
+
+
+def test_check_tells_of_a_probe_that_does_not_start(site, monkeypatch):
+    site.add_plugin("acme-x", methods=["x"])
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    (result,) = (r for r in check_plugins(PluginManager(allow=["acme-x"])) if r.record.dist == "acme-x")
+    assert result.detail == "(probe): the process ended with status 1: no message"
 
 
 def test_check_skips_what_is_run_and_not_imported(site):

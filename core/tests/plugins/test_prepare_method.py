@@ -56,6 +56,7 @@ def pair_needs(config, ctx):
 
 
 def pair_build(config, ctx):
+    assert ctx.needs_of("chain", config.first) == ctx.needs.children[0]
     return Scripted(config, ctx, [ctx.build("chain", config.first), ctx.build("chain", config.second)])
 
 
@@ -139,7 +140,7 @@ def test_policy_and_method_keys_are_refused_together(manager, target):
         "speculative_config.disable_by_batch_size must be at least 2, got 1",
         "speculative_config.rejection_sample_method must be 'invariant' in this version, got 'block', "
         "which is not built yet",
-        "speculative_config.num_speculative_tokens is required: draft tokens proposed a step",
+        "speculative_config.num_speculative_tokens is required: draft tokens proposed a step, 1 to 1024",
         "speculative_config.num_speculative_token is not a known key; did you mean 'num_speculative_tokens'?",
         "speculative_config.adaptve is not a known key; did you mean 'adaptive'?",
     }
@@ -147,7 +148,8 @@ def test_policy_and_method_keys_are_refused_together(manager, target):
 
 def test_a_method_that_is_no_name(manager, target):
     assert faults(manager, {"method": 3}, target) == (
-        "speculative_config.method must be a string or None, got 3",
+        "speculative_config.method must be a string or None, got 3 (draft method, or distribution:method; "
+        "none: the one that recognises the draft checkpoint)",
     )
     (fault,) = faults(manager, {"method": "chian", "num_speculative_tokens": 3}, target)
     assert fault.startswith("speculative_config.method 'chian' is unknown: did you mean 'chain'?")
@@ -166,7 +168,7 @@ def test_a_missing_module_leads_to_the_requirement_that_is_missing(site, target)
         "acme-heavy",
         methods=["heavy"],
         imports=["acme_absent"],
-        requires=["specdec-core>=0.1", "acme-absent>=2", "acme-test; extra == 'test'"],
+        requires=["specdec-core>=0.1", "acme-absent>=2", "???", "acme-test; extra == 'test'"],
     )
     (fault,) = faults(PluginManager(), {"method": "heavy", "num_speculative_tokens": 3}, target)
     assert fault.endswith("acme_absent, which is not installed; pip install 'acme-absent>=2'")

@@ -1,7 +1,7 @@
 """The incremental index against a search of the whole text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec_ngram.index import NgramIndex
 
@@ -23,6 +23,7 @@ def matched(text, shortest, longest):
     return index.match(text)
 
 
+@settings(deadline=None)
 @given(
     text=st.lists(st.integers(0, 3), max_size=60),
     bounds=st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted),

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec_ngram.index import NgramIndex
 from specdec_ngram.proposer import continuation
@@ -21,6 +21,7 @@ def replay():
     return module
 
 
+@settings(deadline=None)
 @given(text=st.lists(st.integers(0, 3), min_size=1, max_size=40), k=st.integers(1, 12))
 def test_the_chosen_rule_is_the_plugins(replay, text, k):
     index = NgramIndex(2, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,7 +125,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     pool = BlockPool(memory.num_blocks, args.block_size)
     store = KVStore(memory.num_blocks, args.block_size, shapes, drafts, device)
     runner = ModelRunner(model, store, pool, device, needs.taps if needs else ())
-    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer)
+    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
     if proposer is not None:
         proposer.bind(
             Resources(
@@ -208,12 +207,12 @@ def _core(
     verification: Any,
     info: TargetInfo,
     tokenizer: Any,
+    strict: bool,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
     metrics = EngineMetrics(needs.depth if needs else 0)
     drafting = None
     if prepared is not None and proposer is not None:
-        strict = os.environ.get("SPECDECODE_STRICT_PLUGINS") == "1"
         policy = DraftPolicy(
             width=prepared.needs.width, disable_by_batch_size=prepared.policy.disable_by_batch_size
         )

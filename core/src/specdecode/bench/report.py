@@ -89,13 +89,13 @@ def as_json(environment: Mapping[str, Any], rows: Iterable[Row]) -> dict[str, An
     return {"environment": dict(environment), "rows": [attrs.asdict(row) for row in rows]}
 
 
-def environment_of(device: str) -> dict[str, Any]:
-    """Where a measurement was made: versions, machine, threads."""
+def environment_of(device: str, plugins: Mapping[str, str]) -> dict[str, Any]:
+    """Where a measurement was made: versions (``plugins``: those of the method), machine, threads."""
     import torch
 
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else _cpu_name()
+    name = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else _cpu_name()
     return {
-        "versions": {name: found for name in DISTRIBUTIONS if (found := _version(name))},
+        "versions": {name: found for name in DISTRIBUTIONS if (found := _version(name))} | dict(plugins),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,

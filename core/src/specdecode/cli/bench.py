@@ -52,7 +52,7 @@ def bench(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always write max-tokens tokens.")] = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy; else sampled with --seed.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of every request, and of dummy weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of every sampled request.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt on each side.")] = 1,
     chat: Annotated[
         bool, typer.Option("--chat/--no-chat", help="Put prompts into the chat template, if there is one.")
@@ -94,15 +94,16 @@ def bench(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
     )
     settings = Settings(batch_sizes=sizes, repeats=repeats, chat=chat)
-    method = str(speculation.get("method", "speculative"))
     options = engine_options(dtype, device, max_model_len, no_plugin)
     with engine_pair(model, speculation, max_batch_size=max(sizes), **options) as (plain, speculative):
         with progress_bar("Running", count_runs(tasks, settings)) as advance:
-            pair = (plain, speculative)
-            comparisons = list(compare(*pair, method, tasks, params, settings, advance=advance))
+            method = speculative.llm_engine.method
+            found = compare(plain, speculative, method, tasks, params, settings, advance=advance)
+            comparisons = list(found)
         target = plain.llm_engine.target
+        provider = speculative.llm_engine.plugins.resolve(speculation.get("method", method))
     environment = {
-        **environment_of(target.device),
+        **environment_of(target.device, {provider.dist: provider.version}),
         "model": model,
         "dtype": target.dtype,
         "speculative_config": speculation,

@@ -96,7 +96,7 @@ def generate(
         # A bar is for the eyes: nobody watches one in a pipe.
         outputs = llm.generate(inputs, params, use_tqdm=len(texts) > 1 and sys.stderr.isatty())
     if as_json:
-        typer.echo(json.dumps(_as_json(model, speculation, texts, outputs), ensure_ascii=False))
+        typer.echo(json.dumps(_as_json(model, speculation, texts, outputs)))
     else:
         _print(tokenizer, texts, outputs, show_drafts)
 
@@ -132,7 +132,7 @@ def _print(tokenizer: Any, texts: Sequence[str], outputs: Sequence[Any], show_dr
         else:
             print_marked(console, [Segment(completion.text, False)])
     if show_drafts:
-        errors.print(legend(errors))
+        errors.print(legend(console))
 
 
 def _drafted(metrics: Any, completion: Any) -> str:

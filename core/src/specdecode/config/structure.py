@@ -61,16 +61,19 @@ def _structure_class(mapping: Any, cls: type, converter: Converter, neighbours: 
     values: dict[str, Any] = {}
     lacking: set[str] = set()
     for key, attribute in attributes.items():
+        doc = attribute.metadata.get("doc", "")
         if key in mapping:
             try:
                 values[key] = converter.structure(mapping[key], hints[attribute.name])
                 continue
             except Invalid as invalid:
-                faults += invalid.below(f".{key}")
+                found = invalid.below(f".{key}")
             except (ValueError, TypeError):  # of a type that cattrs structures by itself, such as Path
-                faults += Invalid.expected(hints[attribute.name], mapping[key]).below(f".{key}")
+                found = Invalid.expected(hints[attribute.name], mapping[key]).below(f".{key}")
+            faults += [
+                (where, f"{text} ({doc})" if doc and where == f".{key}" else text) for where, text in found
+            ]
         elif attribute.default is attrs.NOTHING:
-            doc = attribute.metadata.get("doc", "")
             faults.append((f".{key}", f" is required: {doc}" if doc else " is required"))
         else:
             continue

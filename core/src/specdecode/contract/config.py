@@ -33,16 +33,17 @@ def within(low: int, high: int | None = None) -> Any:
     return check
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # two slotted mixins could not be combined
 class LengthFields:
     """``num_speculative_tokens``, for methods whose checkpoint does not say it."""
 
     num_speculative_tokens: int = option(
-        "draft tokens proposed a step", validator=within(1, MAX_SPECULATIVE_TOKENS)
+        f"draft tokens proposed a step, 1 to {MAX_SPECULATIVE_TOKENS}",
+        validator=within(1, MAX_SPECULATIVE_TOKENS),
     )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class DraftModelFields:
     """Keys of methods that load a draft checkpoint."""
 

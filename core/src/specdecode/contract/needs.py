@@ -152,5 +152,3 @@ class Needs:
             else Memory.REQUEST,
             children=children,
         )
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -77,30 +77,13 @@ class Feed:
         self._sampler = sampler
         self._check = check
         self._device = device
-        self._host = self._arrays()
+        self._host: dict[str, Any] = {}
         self._on_device: dict[str, torch.Tensor] = {}
-
-    def _arrays(self) -> dict[str, Any]:
-        requests = [row.request for row in self._fed]
-        lengths = [row.end - row.start for row in self._fed]
-        fed = [token for row in self._fed for token in row.request.token_ids[row.start : row.end]]
-        return {
-            "request_ids": [request.id for request in requests],
-            "params": [request.params for request in requests],
-            "history": [TokenView(request.token_ids) for request in requests],
-            "allowed": None,
-            "committed_len": _int64([len(request.token_ids) for request in requests]),
-            "last_token": _int64([request.token_ids[-1] for request in requests]),
-            "budget": _int64([row.budget for row in self._fed]),
-            "room": _int64([row.room for row in self._fed]),
-            "ids": _int64(fed),
-            "positions": np.concatenate([np.arange(row.start, row.end) for row in self._fed]),
-            "rows": np.repeat(np.arange(len(self._fed)), lengths),
-            "last": np.cumsum(lengths) - 1,
-        }
 
     # -- StepSource -----------------------------------------------------------------------------
     def rows(self, name: str, place: Place) -> Any:
+        if name not in self._host:
+            self._host[name] = _READ[name](self._fed)
         value = self._host[name]
         if place is Place.HOST or not isinstance(value, np.ndarray):
             return value
@@ -179,5 +162,26 @@ def make_drafts(needs: Needs, num_rows: int, vocab_size: int, device: torch.devi
     )
 
 
-def _int64(values: Sequence[int]) -> np.ndarray:
-    return np.asarray(values, np.int64)
+def _int64(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _lengths(rows: Sequence[FedRow]) -> list[int]:
+    return [row.end - row.start for row in rows]
+
+
+#: What a view shows of the fed rows, each made when it is first asked for.
+_READ: dict[str, Callable[[Sequence[FedRow]], Any]] = {
+    "request_ids": lambda rows: [row.request.id for row in rows],
+    "params": lambda rows: [row.request.params for row in rows],
+    "history": lambda rows: [TokenView(row.request.token_ids) for row in rows],
+    "allowed": lambda rows: None,
+    "committed_len": lambda rows: _int64(len(row.request.token_ids) for row in rows),
+    "last_token": lambda rows: _int64(row.request.token_ids[-1] for row in rows),
+    "budget": lambda rows: _int64(row.budget for row in rows),
+    "room": lambda rows: _int64(row.room for row in rows),
+    "ids": lambda rows: _int64(token for row in rows for token in row.request.token_ids[row.start : row.end]),
+    "positions": lambda rows: np.concatenate([np.arange(row.start, row.end) for row in rows]),
+    "rows": lambda rows: np.repeat(np.arange(len(rows)), _lengths(rows)),
+    "last": lambda rows: np.cumsum(_lengths(rows)) - 1,
+}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from ...contract import Commit, Drafts, Proposer, RequestInfo, StepView
 from .config import FaultyConfig, FlakyConfig
 from .oracle import Script, write_row
@@ -62,10 +64,11 @@ class FaultyProposer(Proposer):
 
     def _scribble(self) -> None:
         """Write into drafts that were handed over in an earlier step."""
-        for drafts in self._kept:
-            drafts.ids[:] = self._vocab_size - 1
-            drafts.lens[:] = drafts.ids.shape[1]
-            drafts.parents[:] = 0
+        with torch.inference_mode():  # as they were made
+            for drafts in self._kept:
+                drafts.ids[:] = self._vocab_size - 1
+                drafts.lens[:] = drafts.ids.shape[1]
+                drafts.parents[:] = 0
 
 
 # -- one function a fault --------------------------------------------------------------------------
@@ -174,6 +177,6 @@ class FlakyProposer(WrappingProposer):
         fails = self._calls % self._config.every == 0
         if fails and not self._config.after:
             raise BrokenOnPurpose("raised before the feed")
-        self.inner.propose(step, out)
+        super().propose(step, out)
         if fails:
             raise BrokenOnPurpose("raised after drafting")

@@ -1,0 +1,124 @@
+"""Drafters that fail now and then, and random schedules: the state of a drafter survives both."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+#: Drafters whose state could go wrong.
+STATEFUL = (
+    "self-draft",
+    "small-draft",
+    "eagle",
+    "eagle-fixed-tree",
+    "eagle-grown-tree",
+    "eagle3",
+    "cascade",
+    "cascade-on-device",
+)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-the-feed", "after-drafting"])
+@pytest.mark.parametrize("order", ["plain", "late"])
+@pytest.mark.parametrize("method", STATEFUL)
+def test_failures_leave_no_hole(lab, method, order, after):
+    """Every fourth call raises: the entries it should have written are made up for."""
+    asks = lab.mixed(max_tokens=20)
+    inner = lab.config(method, lab.texts(asks))
+    flaky = {"method": "scripted-flaky", "inner": inner, "every": 4, "after": after}
+    with lab.rig(flaky, asks, order, failures=True, num_gpu_blocks_override=60) as rig:
+        rig.generate(asks)
+        rig.generate(asks[::-1])  # hits on blocks whose entries were written late, or never
+        assert rig.recording.failures > 4
+        assert rig.metric("specdecode:proposer_failures") == rig.recording.failures
+        assert rig.metric("vllm:spec_decode_num_draft_tokens") > 100
+
+
+def test_commits_tell_the_whole_text(lab):
+    """In the plain order before ``propose``; in the late order they lag, and never overtake."""
+    asks = lab.mixed()
+    lagging = {}
+    for order in ("plain", "late"):
+        with lab.rig("oracle", asks, order, num_gpu_blocks_override=40) as rig:
+            rig.generate(asks)
+            lagging[order] = rig.recording.lagging
+    assert lagging["plain"] == 0 < lagging["late"]
+
+
+# -- storm -----------------------------------------------------------------------------------------
+STEMS = ((7, 16), (6, 11), (5, 8))  # prompt, and how much of it: requests share prefixes
+
+add = st.tuples(
+    st.just("add"),
+    st.sampled_from(STEMS),
+    st.integers(0, 6),  # tokens behind the stem
+    st.booleans(),  # seeded
+    st.sampled_from((1, 1, 2, 3)),  # completions
+    st.integers(0, 8),  # where it stops; 0: nowhere
+    st.sampled_from((None, None, 0, 1)),  # drafts it wishes for
+)
+step = st.tuples(st.just("step"), st.integers(1, 6))
+abort = st.tuples(st.just("abort"), st.integers(0, 6))
+
+
+@settings(
+    max_examples=int(os.environ.get("SPECDECODE_STORM_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+    print_blob=True,
+)
+@given(
+    operations=st.lists(st.one_of(add, add, step, abort), min_size=4, max_size=14),
+    method=st.sampled_from(
+        ("oracle-tree", "ngram", "self-draft", "eagle", "eagle-grown-tree", "eagle3", "medusa", "cascade")
+        + ("cascade-on-device",)
+    ),
+    order=st.sampled_from(("plain", "late")),
+    block_size=st.sampled_from((1, 4, 8)),
+    slots=st.sampled_from((112, 240, 560)),
+    budget=st.sampled_from((12, 24, 64)),
+    disable_at=st.sampled_from((None, 2, 4)),
+    flaky=st.booleans(),
+)
+def test_storm(lab, operations, method, order, block_size, slots, budget, disable_at, flaky):
+    asks = {}
+    for number, operation in enumerate(operations):
+        if operation[0] == "add":
+            asks[f"q{number}"] = _ask(lab, *operation[1:])
+    inner = lab.config(method, lab.texts(asks.values()))
+    if flaky:
+        inner = {"method": "scripted-flaky", "inner": inner, "every": 5}
+    policy = {"disable_by_batch_size": disable_at}
+    options = {
+        "block_size": block_size,
+        "num_gpu_blocks_override": slots // block_size,
+        "max_num_batched_tokens": budget,
+        "max_model_len": 64,
+    }
+    with lab.rig(inner, (), order, policy=policy, failures=flaky, **options) as rig:
+        finished = {}
+        for number, operation in enumerate(operations):
+            if operation[0] == "add":
+                rig.add(f"q{number}", asks[f"q{number}"])
+            elif operation[0] == "step":
+                finished |= rig.step(operation[1])
+            else:
+                rig.abort(f"q{operation[1]}")
+        finished |= rig.drain()
+        for name, output in finished.items():
+            rig.compare(asks[name], output)
+
+
+def _ask(lab, stem, tail, seeded, completions, stop, speculation):
+    index, length = stem
+    ids = lab.prompt(index)[:length] + [15, 16, 17, 18, 19, 13][:tail]
+    law = {"temperature": 0.9, "top_p": 0.9, "seed": 5} if seeded else {"temperature": 0}
+    base = lab.ask(ids, max_tokens=14, **law)
+    stops = lab.expected(base)[stop : stop + 1] if stop else []
+    return lab.ask(
+        ids, max_tokens=14, stop_token_ids=stops, n=completions, speculation=speculation, **law
+    )
