@@ -325,7 +325,9 @@ class Rig:
         assert self.failures or self.metric("specdecode:proposer_failures") == 0
         if self.recording is not None:
             from specdecode.testing.recording import check_lifecycle
+            from specdecode.testing.scripted.faulty import BrokenOnPurpose
 
+            assert not [error for error in self.recording.failures if not isinstance(error, BrokenOnPurpose)]
             check_lifecycle(self.recording.events)
             assert not self.recording.alive
             assert not self.recording.faults, self.recording.faults[:3]

@@ -32,8 +32,7 @@ def test_failures_leave_no_hole(lab, method, order, after):
     with lab.rig(flaky, asks, order, failures=True, num_gpu_blocks_override=60) as rig:
         rig.generate(asks)
         rig.generate(asks[::-1])  # hits on blocks whose entries were written late, or never
-        assert rig.recording.failures > 4
-        assert rig.metric("specdecode:proposer_failures") == rig.recording.failures
+        assert rig.metric("specdecode:proposer_failures") == len(rig.recording.failures) > 4
         assert rig.metric("vllm:spec_decode_num_draft_tokens") > 100
 
 
@@ -64,11 +63,15 @@ step = st.tuples(st.just("step"), st.integers(1, 6))
 abort = st.tuples(st.just("abort"), st.integers(0, 6))
 
 
+#: More examples than usual are new ones; the usual ones are the same at each run.
+EXAMPLES = int(os.environ.get("SPECDECODE_STORM_EXAMPLES", "40"))
+
+
 @settings(
-    max_examples=int(os.environ.get("SPECDECODE_STORM_EXAMPLES", "40")),
+    max_examples=EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    derandomize=True,
+    derandomize=EXAMPLES <= 40,
     print_blob=True,
 )
 @given(

@@ -89,13 +89,28 @@ def test_always_raising_is_not_asked_for_ever(lab, order, caplog):
 
 
 @in_both_orders
-def test_strict_mode_raises(lab, order, monkeypatch):
+def test_strict_mode_raises(lab, order):
+    from specdecode import EngineArgs, LLMEngine
+    from specdecode.plugins import PluginManager
+    from specdecode.testing import scripted
     from specdecode.testing.scripted.faulty import BrokenOnPurpose
 
-    monkeypatch.setenv("SPECDECODE_STRICT_PLUGINS", "1")
-    asks = lab.mixed()
-    with start(lab, asks, order, faulty(lab, asks, "raises")) as rig, pytest.raises(BrokenOnPurpose):
-        rig.generate(asks)
+    manager = PluginManager(strict=True)
+    scripted.install(manager)
+    (ask,) = lab.mixed(1)
+    args = EngineArgs(
+        model=str(lab.target),
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=40,
+        max_model_len=64,
+        async_scheduling=order == "late",
+        speculative_config=faulty(lab, [ask], "raises"),
+    )
+    engine = LLMEngine(args, manager)
+    engine.add_request("a", {"prompt_token_ids": ask.prompt}, ask.params)
+    with pytest.raises(BrokenOnPurpose):
+        engine.step()
+    engine.shutdown()
 
 
 @pytest.mark.parametrize("fault", ["past-room", "too-many"])

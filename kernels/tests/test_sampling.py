@@ -140,6 +140,15 @@ def test_noise_reaches_far_below_the_likeliest_and_no_farther():
     assert kept(scores) == [[0, 1]]
 
 
+def test_noise_reaches_whatever_may_be_second_best():
+    x = torch.full((1, 64), OUT)
+    x[0, :4] = torch.tensor([0.0, -40.0, -41.0, -90.0])
+    key = (int64(0), int64(0), int64(0))
+    assert kept(sampling.perturb(x, *key)) == [[0]]
+    assert kept(sampling.perturb(x, *key, best=2)) == [[0, 1, 2]]
+    assert kept(sampling.perturb(x, *key, best=5)) == [[0, 1, 2, 3]]
+
+
 def test_perturb_leaves_its_input():
     x = random_logits(2, 30)
     before = x.clone()

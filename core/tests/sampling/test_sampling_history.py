@@ -66,6 +66,9 @@ def test_the_engines_seed_fixes_the_stream_and_neighbours_differ():
     first, again, other = ([s.next() for _ in range(2000)] for s in map(UnseededStream, (0, 0, 1)))
     assert first == again
     assert not set(first) & set(other)
+    # An engine's seed one stride of SplitMix64 on must not give the same seeds one request on.
+    shifted = UnseededStream(0x9E3779B97F4A7C15)
+    assert not set(first) & {shifted.next() for _ in range(2000)}
     assert UnseededStream().next() != UnseededStream().next()
 
 

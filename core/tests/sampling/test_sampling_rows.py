@@ -131,12 +131,13 @@ def test_large_rows_alone_equal_large_rows_in_a_batch(vocab_size):
             assert torch.equal(a[0], b[i])
 
 
+@pytest.mark.parametrize("spread", [4.0, 60.0])
 @pytest.mark.parametrize("vocab_size", [300, 3001])
-def test_draw_is_the_plain_rule(vocab_size):
+def test_draw_is_the_plain_rule(vocab_size, spread):
     """However little noise is made, the result is argmax(transformed + noise of every token)."""
     rows = mixed_rows(vocab_size)
     for trial in range(20):
-        logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(trial)) * 4
+        logits = torch.randn(len(rows), vocab_size, generator=torch.Generator().manual_seed(trial)) * spread
         batch = build(rows, vocab_size)
         scores = transform(logits, batch)
         for i, r in enumerate(rows):
@@ -159,6 +160,12 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_ignores_truncation():
     ids, scores = rank(logits, batch, 4)
     assert ids.tolist() == [[1, 2, 0, 3]]
     torch.testing.assert_close(scores, logits.log_softmax(-1).gather(-1, ids))
+
+
+def test_greedy_rows_are_not_scaled_beside_sampled_ones():
+    rows = [row(SamplingParams(temperature=5e-6)), row(SamplingParams(temperature=0.5))]
+    logits = torch.randn(2, 9)
+    assert torch.equal(transform(logits, build(rows, 9)), logits * torch.tensor([[1.0], [2.0]]))
 
 
 def test_all_greedy_rows_cost_no_copy_of_the_logits():

@@ -157,7 +157,8 @@ def _print(comparisons: Sequence[Comparison], model: str, environment: dict[str,
     from specdecode.bench.report import table_of
 
     console = Console()
-    console.print(table_of(comparisons, f"{model}, {environment['dtype']}, {environment['device_name']}"))
+    title = f"{Path(model).name}, {environment['dtype']}, {environment['device_name']}"
+    console.print(table_of(comparisons, title))
 
 
 def _end(comparisons: Sequence[Comparison]) -> None:

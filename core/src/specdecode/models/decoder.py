@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from specdec_kernels import activation
 from specdec_kernels.attention import AttentionMetadata
-from specdec_kernels.rotary import apply_rotary
+from specdec_kernels.rotary import apply_rotary, rotate
 
 from specdecode.layers import (
     Attention,
@@ -81,11 +81,14 @@ class SelfAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """``[T, H] -> [T, H]``."""
         heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        queries_keys, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), 1)
+        if self.rotary and self.q_norm is None:
+            queries_keys = rotate(queries_keys, *rotation)
+        query, key = queries_keys.split((self.num_heads, self.num_kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.rotary:
-            query, key = apply_rotary(query, key, *rotation)
+            if self.rotary:
+                query, key = apply_rotary(query, key, *rotation)
         return self.o_proj(self.attention(query, key, value, meta, cache).flatten(1))
 
 

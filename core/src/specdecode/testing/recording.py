@@ -44,7 +44,7 @@ class Recording:
     drafts: list[DraftRecord] = attrs.field(factory=list)
     events: list[Event] = attrs.field(factory=list)
     lagging: int = 0  #: rows whose history held tokens that ``on_commit`` had not told yet
-    failures: int = 0  #: calls of ``propose`` that raised
+    failures: list[Exception] = attrs.field(factory=list)  #: what ``propose`` raised
     faults: list[str] = attrs.field(factory=list)  #: what core told that does not fit together
     prompt_lens: dict[str, int] = attrs.field(factory=dict)
     params: dict[str, Any] = attrs.field(factory=dict)

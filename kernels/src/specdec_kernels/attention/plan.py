@@ -25,6 +25,8 @@ TILE_TOKENS = 256
 GATHER_SLOTS = 1 << 15
 KEPT_MASK_ELEMENTS = 1 << 24
 
+_FAR = np.iinfo(np.int64).max
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Tile:
@@ -69,6 +71,8 @@ class AttentionPlan:
         self._group = group
         self._dtype = dtype
         self._device = meta.rows.device
+        # Token t sees the slots low[t]..base[t]-1 and extra[t], of which lowest[t] and highest[t]
+        # are the first and the last.
         self._base = _host(meta.base)
         self._low = np.full_like(self._base, meta.first)
         self._extra = None if meta.extra is None or meta.extra.shape[1] == 0 else _host(meta.extra)
@@ -76,30 +80,43 @@ class AttentionPlan:
             np.maximum(self._low, _host(meta.positions) - (window - 1), out=self._low)
             if self._extra is not None:
                 self._extra = np.where(_levels_above(self._extra) < window, self._extra, -1)
-        blind = self._low >= self._base
-        self._high = np.where(blind, 0, self._base)
+        in_range = self._low < self._base
+        self._lowest = np.where(in_range, self._low, _FAR)
+        self._highest = np.where(in_range, self._base - 1, -1)
         if self._extra is not None:
             self._extra = np.where(self._extra >= meta.first, self._extra, -1)
-            blind &= (self._extra < 0).all(1)
-            np.maximum(self._high, self._extra.max(1) + 1, out=self._high)
-        self._blind = blind
+            np.minimum(self._lowest, np.where(self._extra >= 0, self._extra, _FAR).min(1), out=self._lowest)
+            np.maximum(self._highest, self._extra.max(1), out=self._highest)
+        self._blind = self._highest < 0
         #: ``[N]`` indices of tokens that see no slot: their output is zero
-        self.blind = self._tensor(np.flatnonzero(blind)) if blind.any() else None
+        self.blind = self._tensor(np.flatnonzero(self._blind)) if self._blind.any() else None
         self.batches = list(self._batches(meta))
 
     def mask(self, tile: Tile) -> torch.Tensor:
         """Additive mask of a tile: ``[n, L]``, or ``[n * group, L]`` if it is packed."""
         tokens = slice(tile.begin, tile.end)
-        slots = np.arange(tile.low, tile.low + tile.stop - tile.start)
+        copies = self._group if tile.packed else 1
+        length = tile.stop - tile.start
+        mask = np.zeros((tile.end - tile.begin, copies, length), dtype=np.float32)
+        # All tokens see the slots from the greatest low to the smallest base: nothing to do there.
+        start = min(max(int(self._low[tokens].max()) - tile.low, 0), length)
+        stop = max(int(self._base[tokens].min()) - tile.low, start)
+        for begin, end in ((0, start), (stop, length)):
+            if begin < end:
+                hidden = ~self._visible(tokens, tile.low + begin, tile.low + end)
+                np.copyto(mask[:, :, begin:end], -np.inf, where=hidden[:, None])
+        mask[self._blind[tokens], :, 0] = 0.0  # a row without any key would be NaN
+        return torch.from_numpy(mask.reshape(-1, length)).to(self._device, self._dtype)
+
+    def _visible(self, tokens: slice, start: int, stop: int) -> np.ndarray:
+        """``[n, stop - start]``: which of these slots each token sees."""
+        slots = np.arange(start, stop)
         visible = (slots >= self._low[tokens, None]) & (slots < self._base[tokens, None])
         if self._extra is not None:
-            token, entry = np.nonzero(self._extra[tokens] >= 0)
-            visible[token, self._extra[tokens][token, entry] - tile.low] = True
-        visible[self._blind[tokens], 0] = True  # a row without any key would be NaN
-        if tile.packed:
-            visible = visible.repeat(self._group, 0)
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(self._tensor(~visible), float("-inf"))
+            extra = self._extra[tokens]
+            token, entry = np.nonzero((extra >= start) & (extra < stop))
+            visible[token, extra[token, entry] - start] = True
+        return visible
 
     def _batches(self, meta: AttentionMetadata) -> Iterator[Batch]:
         in_place: list[Tile] = []
@@ -107,32 +124,29 @@ class AttentionPlan:
         blocks: list[np.ndarray] = []
         num_blocks = 0
         kept = 0
+        size = meta.block_size
         table = _host(meta.block_table)
         for begin, end, row in _row_ranges(_host(meta.rows)):
-            live = np.flatnonzero(~self._blind[begin:end])
-            if not len(live):
+            if self._blind[begin:end].all():
                 continue
-            # Blocks of all that the row's tokens see.
-            first = self._lowest(begin, end) // meta.block_size
-            last = -(-int(self._high[begin:end].max()) // meta.block_size)
-            row_blocks = table[row, first:last]
+            first = int(self._lowest[begin:end].min()) // size
+            row_blocks = table[row, first : int(self._highest[begin:end].max()) // size + 1]
             contiguous = bool((np.diff(row_blocks) == 1).all())
-            if (
-                not contiguous
-                and num_blocks
-                and (num_blocks + len(row_blocks)) * meta.block_size > GATHER_SLOTS
-            ):
+            if not contiguous and num_blocks and (num_blocks + len(row_blocks)) * size > GATHER_SLOTS:
                 yield Batch(self._tensor(np.concatenate(blocks)), gathered)
                 gathered, blocks, num_blocks = [], [], 0
-            block = int(row_blocks[0]) if contiguous else num_blocks
-            offset = (block - first) * meta.block_size  # source index of logical slot 0
+            # Where the source holds the row's logical slot 0, or would.
+            offset = ((int(row_blocks[0]) if contiguous else num_blocks) - first) * size
             for tile in self._tiles(begin, end, offset):
-                size = (
-                    (tile.stop - tile.start) * (tile.end - tile.begin) * (self._group if tile.packed else 1)
-                )
-                if tile.masked and kept + size <= KEPT_MASK_ELEMENTS:
-                    tile.mask = self.mask(tile)
-                    kept += size
+                if tile.masked:
+                    elements = (
+                        (tile.stop - tile.start)
+                        * (tile.end - tile.begin)
+                        * (self._group if tile.packed else 1)
+                    )
+                    if kept + elements <= KEPT_MASK_ELEMENTS:
+                        tile.mask = self.mask(tile)
+                        kept += elements
                 (in_place if contiguous else gathered).append(tile)
             if not contiguous:
                 blocks.append(row_blocks)
@@ -149,30 +163,11 @@ class AttentionPlan:
             e = min(b + step, end)
             if self._blind[b:e].all():
                 continue
-            low, high = self._lowest(b, e), int(self._high[b:e].max())
-            full = bool((self._low[b:e] <= low).all() and (self._base[b:e] >= high).all())
+            low, stop = int(self._lowest[b:e].min()), int(self._highest[b:e].max()) + 1
+            full = bool((self._low[b:e] <= low).all() and (self._base[b:e] >= stop).all())
             if not full and e - b == 1 and self._extra is not None:
-                full = self._sees_all(b, low, high)
-            yield Tile(b, e, offset + low, offset + high, low, packed, masked=not full)
-
-    def _lowest(self, begin: int, end: int) -> int:
-        """Lowest logical slot that a token of ``begin..end-1`` sees."""
-        tokens = slice(begin, end)
-        ranges = (self._low < self._base)[tokens]
-        low = int(self._low[tokens][ranges].min()) if ranges.any() else np.iinfo(np.int64).max
-        if self._extra is not None:
-            extra = self._extra[tokens]
-            if (extra >= 0).any():
-                low = min(low, int(extra[extra >= 0].min()))
-        return low
-
-    def _sees_all(self, token: int, low: int, high: int) -> bool:
-        assert self._extra is not None
-        seen = np.zeros(high - low, dtype=bool)
-        seen[max(int(self._low[token]) - low, 0) : max(int(self._base[token]) - low, 0)] = True
-        entries = self._extra[token]
-        seen[entries[entries >= 0] - low] = True
-        return bool(seen.all())
+                full = bool(self._visible(slice(b, e), low, stop).all())
+            yield Tile(b, e, offset + low, offset + stop, low, packed, masked=not full)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

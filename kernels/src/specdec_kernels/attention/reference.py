@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from .metadata import AttentionMetadata
-from .plan import Tile, attention_plan
+from .plan import attention_plan
 
 
 def paged_attention(
@@ -31,14 +31,27 @@ def paged_attention(
     Returns:
         ``[T, Hq, Dv]``; zero for tokens that see no slot.
     """
-    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
-    plan = attention_plan(meta, window, num_heads // num_kv_heads, query.dtype)
-    out = query.new_empty(query.shape[0], num_heads, value_cache.shape[3])
+    num_kv_heads = key_cache.shape[2]
+    group = query.shape[1] // num_kv_heads
+    plan = attention_plan(meta, window, group, query.dtype)
+    out = query.new_empty(query.shape[0], query.shape[1], value_cache.shape[3])
+    # T tokens, K KV heads of G query heads, S slots: [1, K, T, G, D] and [1, K, S, D].
+    heads = query.view(1, -1, num_kv_heads, group, query.shape[2]).transpose(1, 2)
+    result = out.view(1, -1, num_kv_heads, group, out.shape[2]).transpose(1, 2)
     for batch in plan.batches:
-        keys, values = batch.source(key_cache, "key"), batch.source(value_cache, "value")
+        keys = batch.source(key_cache, "key").transpose(0, 1).unsqueeze(0)
+        values = batch.source(value_cache, "value").transpose(0, 1).unsqueeze(0)
         for tile in batch.tiles:
-            mask = plan.mask(tile) if tile.masked and tile.mask is None else tile.mask
-            _attend(query, keys, values, out, tile, mask, scale)
+            count, length = tile.end - tile.begin, tile.stop - tile.start
+            _attend(
+                heads.narrow(2, tile.begin, count),
+                keys.narrow(2, tile.start, length),
+                values.narrow(2, tile.start, length),
+                result.narrow(2, tile.begin, count),
+                plan.mask(tile) if tile.masked and tile.mask is None else tile.mask,
+                scale,
+                packed=tile.packed,
+            )
     if plan.blind is not None:
         out.index_fill_(0, plan.blind, 0.0)
     return out
@@ -46,37 +59,29 @@ def paged_attention(
 
 def _attend(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    out: torch.Tensor,
-    tile: Tile,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    result: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    *,
+    packed: bool,
 ) -> None:
-    num_kv_heads = keys.shape[1]
-    # n tokens, K KV heads of G query heads, L keys: [K, n, G, D]
-    heads = query[tile.begin : tile.end].unflatten(1, (num_kv_heads, -1)).transpose(0, 1)
-    result = out[tile.begin : tile.end].unflatten(1, (num_kv_heads, -1)).transpose(0, 1)
-    key = keys[tile.start : tile.stop].transpose(0, 1)  # [K, L, D]
-    value = values[tile.start : tile.stop].transpose(0, 1)
-    if tile.packed:
-        # One matrix of n * G query rows a KV head.
+    """One tile: query and result ``[1, K, n, G, D]``, key and value ``[1, K, L, D]``."""
+    if packed:
+        # One matrix of n * G query rows a KV head; the mask is [n * G, L].
         attended = F.scaled_dot_product_attention(
-            heads.flatten(1, 2).unsqueeze(0),
-            key.unsqueeze(0),
-            value.unsqueeze(0),
-            attn_mask=None if mask is None else mask[None, None],
-            scale=scale,
+            query.flatten(2, 3), key, value, attn_mask=mask, scale=scale
         )
-        result.copy_(attended[0].unflatten(1, heads.shape[1:3]))
+        result.copy_(attended.view_as(result))
     else:
-        # The mask is shared by the heads: [K, G, n, D] against the KV head expanded over its group.
-        group = heads.shape[2]
+        # The mask [n, L] is shared by all heads: the KV heads are expanded over their groups.
+        group = query.shape[3]
         attended = F.scaled_dot_product_attention(
-            heads.transpose(1, 2),
-            key.unsqueeze(1).expand(-1, group, -1, -1),
-            value.unsqueeze(1).expand(-1, group, -1, -1),
-            attn_mask=None if mask is None else mask[None, None],
+            query[0].transpose(1, 2),
+            key[0].unsqueeze(1).expand(-1, group, -1, -1),
+            value[0].unsqueeze(1).expand(-1, group, -1, -1),
+            attn_mask=mask,
             scale=scale,
         )
-        result.copy_(attended.transpose(1, 2))
+        result[0].copy_(attended.transpose(1, 2))

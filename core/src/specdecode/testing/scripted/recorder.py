@@ -36,7 +36,7 @@ class RecorderProposer(WrappingProposer):
     def propose(self, step: StepView, out: Drafts) -> None:
         try:
             super().propose(step, out)
-        except Exception:
-            self._recording.failures += 1
+        except Exception as error:
+            self._recording.failures.append(error)
             raise
         self._recording.proposed(step, out)
