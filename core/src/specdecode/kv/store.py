@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 import torch
 
 from ..contract import KVSpec
@@ -32,6 +34,17 @@ def draft_layers(spec: KVSpec, default: torch.dtype) -> list[LayerShape]:
     return [LayerShape(spec.heads, spec.k_dim, spec.v_dim, dtype)] * spec.layers
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not empty: a masked slot is still multiplied by a weight of 0, and 0 * NaN is NaN.
+
+    On a CPU numpy's are taken from the system page by page as they are used; torch would touch all.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+
+
 class KVStore:
     """Layers of target and drafts, each ``[num_blocks + 1, block_size, heads, dim]``; block 0 is null."""
 
@@ -44,11 +57,10 @@ class KVStore:
         device: torch.device,
     ) -> None:
         def allocate(shape: LayerShape) -> LayerCache:
-            # Zeros, not empty: a masked slot is still multiplied by a weight of 0, and 0 * NaN is NaN.
             lead = (num_blocks + 1, block_size, shape.heads)
             return (
-                torch.zeros(*lead, shape.k_dim, dtype=shape.dtype, device=device),
-                torch.zeros(*lead, shape.v_dim, dtype=shape.dtype, device=device),
+                _zeros((*lead, shape.k_dim), shape.dtype, device),
+                _zeros((*lead, shape.v_dim), shape.dtype, device),
             )
 
         self.target: list[LayerCache] = [allocate(shape) for shape in target]

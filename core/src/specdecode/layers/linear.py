@@ -155,4 +155,8 @@ def copy_checked(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy, converting the dtype; ValueError on a shape that differs (``copy_`` would broadcast it)."""
     if target.shape != tensor.shape:
         raise ValueError(f"expected shape {list(target.shape)}, got {list(tensor.shape)}")
-    target.copy_(tensor)
+    if target.ndim == 2 and target.stride(0) == 1:
+        # Into a transposed weight: torch's blocked transpose writes whole matrices only, so by way of one.
+        target.t().copy_(tensor.t().contiguous())
+    else:
+        target.copy_(tensor)

@@ -68,6 +68,7 @@ class FaultyConfig(ScriptFields):
 class FlakyConfig:
     inner: Mapping[str, Any] = option("speculative_config of the proposer that fails now and then")
     every: int = option("which of its calls fail: every n-th", default=4, validator=within(1))
+    calls: tuple[int, ...] = option("which of its calls fail, from 1 on, instead of every n-th", default=())
     after: bool = option("whether it fails after the inner proposer, or before it", default=False)
 
 

@@ -165,7 +165,7 @@ _WITHOUT_DRAFTS = frozenset({"too-many", "more-than-width", "negative-lens", "pa
 
 
 class FlakyProposer(WrappingProposer):
-    """Another proposer, every n-th of whose calls of ``propose`` raises."""
+    """Another proposer, some of whose calls of ``propose`` raise."""
 
     def __init__(self, inner: Proposer, config: FlakyConfig) -> None:
         super().__init__(inner)
@@ -174,7 +174,8 @@ class FlakyProposer(WrappingProposer):
 
     def propose(self, step: StepView, out: Drafts) -> None:
         self._calls += 1
-        fails = self._calls % self._config.every == 0
+        chosen = self._config.calls
+        fails = self._calls in chosen if chosen else self._calls % self._config.every == 0
         if fails and not self._config.after:
             raise BrokenOnPurpose("raised before the feed")
         super().propose(step, out)
