@@ -1,4 +1,4 @@
-"""Fixtures of the tests that cross distributions: a tiny target, every kind of drafter, and what a run must hold to.
+"""Fixtures of the tests that cross distributions: a tiny target, every drafter, and what must hold after a run.
 
 ``SPECDECODE_CHECK_WRITES`` makes the engine assert that no write reaches a block that is published or
 held twice.
@@ -51,7 +51,6 @@ class Lab:
 
     def __init__(self, target: Path, draft: Path) -> None:
         import torch
-
         from specdecode.models import load_model, resolve_model
         from specdecode.testing import scripted
 

@@ -101,10 +101,7 @@ EXAMPLES = int(os.environ.get("SPECDECODE_STORM_EXAMPLES", "40"))
 )
 @given(
     operations=st.lists(st.one_of(add, add, step, abort), min_size=4, max_size=14),
-    method=st.sampled_from(
-        ("oracle-tree", "ngram", "self-draft", "eagle", "eagle-grown-tree", "eagle3", "medusa", "cascade")
-        + ("cascade-on-device",)
-    ),
+    method=st.sampled_from((*STATEFUL, "oracle-tree", "ngram", "medusa")),
     order=st.sampled_from(("plain", "late")),
     block_size=st.sampled_from((1, 4, 8)),
     slots=st.sampled_from((112, 240, 560)),
@@ -147,6 +144,4 @@ def _ask(lab, stem, tail, seeded, completions, stop, speculation):
     law = {"temperature": 0.9, "top_p": 0.9, "seed": 5} if seeded else {"temperature": 0}
     base = lab.ask(ids, max_tokens=14, **law)
     stops = lab.expected(base)[stop : stop + 1] if stop else []
-    return lab.ask(
-        ids, max_tokens=14, stop_token_ids=stops, n=completions, speculation=speculation, **law
-    )
+    return lab.ask(ids, max_tokens=14, stop_token_ids=stops, n=completions, speculation=speculation, **law)

@@ -65,20 +65,23 @@ def test_there_is_something_to_look_at():
 
 
 def test_kernels_import_nothing_of_ours():
-    assert not offenders(
-        KERNELS, lambda name: name.startswith(OURS) and not inside(name, "specdec_kernels")
-    )
+    assert not offenders(KERNELS, lambda name: name.startswith(OURS) and not inside(name, "specdec_kernels"))
 
 
 def test_contract_imports_only_the_standard_library_and_attrs():
     def foreign(name: str) -> bool:
-        return not inside(name, "attrs", "specdecode.contract") and name.split(".")[0] not in sys.stdlib_module_names
+        return (
+            not inside(name, "attrs", "specdecode.contract")
+            and name.split(".")[0] not in sys.stdlib_module_names
+        )
 
     assert not offenders(CORE / "contract", foreign)
 
 
 def test_the_contract_is_short():
-    lines = sum(bool(line.strip()) for path in sources(CORE / "contract") for line in path.read_text().splitlines())
+    lines = sum(
+        bool(line.strip()) for path in sources(CORE / "contract") for line in path.read_text().splitlines()
+    )
     assert lines <= 600, f"the contract has {lines} lines; an author reads all of it"
 
 
@@ -180,7 +183,10 @@ def test_blind_rooms_never_ask_a_proposer_who_it_is():
             for node in ast.walk(ast.parse(path.read_text())):
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                     continue
-                if node.func.id in ("isinstance", "issubclass", "hasattr") and "proposer" in ast.unparse(node).lower():
+                if (
+                    node.func.id in ("isinstance", "issubclass", "hasattr")
+                    and "proposer" in ast.unparse(node).lower()
+                ):
                     if node.func.id == "isinstance" and ast.unparse(node.args[1]).endswith("ProposerSpec"):
                         continue  # what a plugin yields is checked to be a spec, not which
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")

@@ -106,7 +106,12 @@ except SpecdecodeError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, "-S", "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "pip install specdec-ngram" in done.stdout and "'ngram'" in done.stdout

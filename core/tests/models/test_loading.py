@@ -95,11 +95,25 @@ def test_load_weights_and_headers(checkpoint):
     assert info.tensors["lm_head.weight"].dtype == "F32"
 
 
+def test_a_hub_id_is_found_in_the_offline_cache(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    (repository / "snapshots").mkdir()
+    checkpoint.rename(repository / "snapshots" / revision)
+    files = resolve_model("someone/tiny")
+    assert (files.name, files.path) == ("someone/tiny", repository / "snapshots" / revision)
+    assert resolve_model("someone/tiny", revision=revision).path == files.path
+    assert "at revision 'other'" in refusal(resolve_model, "someone/tiny", revision="other")
+
+
 # -- refusals ---------------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_nowhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert "does not exist" in refusal(resolve_model, str(tmp_path / "nothing"))
     assert "does not exist" in refusal(resolve_model, "nothing.gguf")
     said = refusal(resolve_model, "someone/no-such-model", revision="v9")

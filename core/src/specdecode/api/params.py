@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from specdecode.contract import ConfigError
+from specdecode.sampling.processors import takes_prompt
 
 #: Below this temperature a request is greedy.
 GREEDY_TEMPERATURE = 1e-5
@@ -18,14 +19,7 @@ GREEDY_TEMPERATURE = 1e-5
 MAX_COMPLETIONS = 16384
 
 #: Fields that are part of the interface and have no effect to offer yet.
-_NOT_BUILT = (
-    "prompt_logprobs",
-    "logits_processors",
-    "bad_words",
-    "truncate_prompt_tokens",
-    "structured_outputs",
-    "guided_decoding",
-)
+_NOT_BUILT = ("structured_outputs", "guided_decoding")
 
 
 class RequestOutputKind(enum.Enum):
@@ -72,13 +66,24 @@ def _number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@attrs.frozen(kw_only=True)
-class SamplingParams:
-    """How one request is decoded; names and defaults are vLLM's.
+def _assigned(params: SamplingParams, field: attrs.Attribute[Any], value: Any) -> Any:
+    """What an assignment stores: checked with all other fields as they are, or refused."""
+    if params.is_snapshot:
+        raise attrs.exceptions.FrozenInstanceError(
+            f"{field.name}: the request is queued; its SamplingParams are not to be changed"
+        )
+    return getattr(attrs.evolve(params, **{field.name: value}), field.name)
 
-    Everything is checked at construction: one :class:`ConfigError` names every bad field, its value
-    and the allowed range. Immutable; :meth:`clone` makes a changed copy. The seed gives the same
-    tokens with and without speculation, alone and in any batch.
+
+@attrs.define(kw_only=True, on_setattr=_assigned)
+class SamplingParams:
+    """How one request is decoded; names and defaults are vLLM's. ``docs/sampling.md`` has all rules.
+
+    Everything is checked at construction, and again at each assignment: one :class:`ConfigError`
+    names every bad field, its value and the allowed range, and a refused assignment changes
+    nothing. The engine works on a :meth:`snapshot`, so that what is assigned later never reaches a
+    queued request. The seed gives the same tokens with and without speculation, alone and in any
+    batch.
     """
 
     #: completions of the prompt
@@ -116,7 +121,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     #: token id -> value added to its logit, -100..100
-    logit_bias: dict[int, float] | None = attrs.field(default=None, converter=_mapping_or_none, hash=False)
+    logit_bias: dict[int, float] | None = attrs.field(default=None, converter=_mapping_or_none)
     #: the only token ids that may be drawn
     allowed_token_ids: tuple[int, ...] | None = attrs.field(default=None, converter=_sequence_or_none)
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -124,12 +129,20 @@ class SamplingParams:
     speculation: int | None = attrs.field(default=None, converter=_off_if_false)
     #: None or n: taking the best of more completions is not offered
     best_of: int | None = None
+    #: as ``logprobs``, of the prompt's tokens; such a request does not read the prefix cache
     prompt_logprobs: int | None = None
-    logits_processors: Sequence[Callable[..., Any]] | None = None
-    bad_words: Sequence[str] | None = None
+    #: callables ``(output_ids, logits) -> logits`` or ``(prompt_ids, output_ids, logits) -> logits``,
+    #: ``logits`` being ``[vocab]`` float32; applied in order
+    logits_processors: tuple[Callable[..., Any], ...] | None = attrs.field(
+        default=None, converter=_sequence_or_none
+    )
+    #: words the output must not hold
+    bad_words: tuple[str, ...] | None = attrs.field(default=None, converter=_sequence_or_none)
+    #: keep this many of the prompt's last tokens; -1: as many as the context holds
     truncate_prompt_tokens: int | None = None
     structured_outputs: Any = None
     guided_decoding: Any = None
+    _frozen: bool = attrs.field(default=False, init=False, repr=False, eq=False, on_setattr=attrs.setters.NO_OP)
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._number_faults(), *self._sequence_faults(), *self._combination_faults()]
@@ -141,9 +154,20 @@ class SamplingParams:
         """Whether each token is the likeliest one, with no chance involved."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether assignments are refused."""
+        return self._frozen
+
     def clone(self, **changes: Any) -> SamplingParams:
-        """A copy, with ``changes`` applied and checked."""
+        """A copy, with ``changes`` applied and all checked."""
         return attrs.evolve(self, **changes)
+
+    def snapshot(self) -> SamplingParams:
+        """A checked copy that refuses assignments: what a request keeps while its owner goes on editing."""
+        copy = attrs.evolve(self)
+        copy._frozen = True
+        return copy
 
     def check_vocab(self, vocab_size: int) -> None:
         """Refuse what names tokens outside a vocabulary of ``vocab_size`` ids.
@@ -156,8 +180,9 @@ class SamplingParams:
             if outside := [token for token in getattr(self, field) or () if token >= vocab_size]:
                 ids = ", ".join(map(str, outside[:5])) + (", ..." if len(outside) > 5 else "")
                 faults.append(f"{field} must hold token ids between 0 and {vocab_size - 1}, got {ids}")
-        if (self.logprobs or 0) > vocab_size:
-            faults.append(f"logprobs must be at most the vocabulary size {vocab_size}, got {self.logprobs}")
+        for field in ("logprobs", "prompt_logprobs"):
+            if ((wish := getattr(self, field)) or 0) > vocab_size:
+                faults.append(f"{field} must be at most the vocabulary size {vocab_size}, got {wish}")
         if faults:
             raise ConfigError(*faults)
 
@@ -193,7 +218,11 @@ class SamplingParams:
         integer("max_tokens", 1, optional=True)
         integer("min_tokens", 0)
         integer("logprobs", -1, optional=True)
+        integer("prompt_logprobs", -1, optional=True)
         integer("speculation", 0, optional=True)
+        keep = self.truncate_prompt_tokens
+        if keep is not None and (not _integer(keep) or keep < -1 or keep == 0):
+            faults.append(f"truncate_prompt_tokens must be an integer at least 1, -1 or None, got {keep!r}")
         for name in (
             "include_stop_str_in_output",
             "ignore_eos",
@@ -221,6 +250,10 @@ class SamplingParams:
             faults.append(
                 "allowed_token_ids must name at least one token id, got an empty list; None allows all"
             )
+        words = self.bad_words or ()
+        if not isinstance(words, tuple) or not all(isinstance(word, str) and word.strip() for word in words):
+            faults.append(f"bad_words must be a list of strings, none of them blank, got {words!r}")
+        faults += self._processor_faults()
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 faults.append(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
@@ -236,6 +269,18 @@ class SamplingParams:
                         )
         return faults
 
+    def _processor_faults(self) -> list[str]:
+        processors = self.logits_processors or ()
+        if not isinstance(processors, tuple):
+            return [f"logits_processors must be a list of callables, got {processors!r}"]
+        faults = []
+        for place, processor in enumerate(processors):
+            try:
+                takes_prompt(processor)
+            except TypeError as error:
+                faults.append(f"logits_processors[{place}] {error}")
+        return faults
+
     def _combination_faults(self) -> list[str]:
         faults = []
         least, most = self.min_tokens, self.max_tokens
@@ -249,7 +294,7 @@ class SamplingParams:
             )
         for name in _NOT_BUILT:
             value = getattr(self, name)
-            if value is not None and value != [] and value != ():
+            if value is not None:
                 faults.append(f"{name} is not built yet, got {value!r}: leave it out")
         return faults
 

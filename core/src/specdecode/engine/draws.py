@@ -1,16 +1,27 @@
-"""What the sampler has to know of each token to draw."""
+"""What the sampler has to know of each token to draw, and the target's own tokens of a step."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
-from ..sampling.batch import SampleRow
-from .plan import StepPlan
+import attrs
+import torch
+
+from ..sampling.batch import SampleRow, SamplingBatch
+from ..sampling.processors import ProcessorFault
+from ..sampling.sampler import UNDRAWABLE, draw
+from .plan import RowPlan, StepPlan
 from .request import Request
 
 
 def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> SampleRow:
-    """The draw of token ``position`` of ``request``, after the drafts ``path``."""
+    """The draw of token ``position`` of ``request``, after the drafts ``path``.
+
+    Its logits processors are left out: they are for the target's own draws.
+    """
     return SampleRow(
         params=request.params,
         seed=request.seed,
@@ -20,18 +31,94 @@ def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> S
         history=request.history,
         path=path,
         stop_ids=request.stop_ids,
+        banned=_banned(request, position, path),
     )
 
 
-def verification_rows(plan: StepPlan) -> list[SampleRow]:
-    """One for each logits row of the step: the last token's, then each draft's, row after row."""
-    draws: list[SampleRow] = []
-    for row in plan.rows:
-        if not row.samples:
-            continue
-        request, committed = row.request, len(row.request.token_ids)
-        draws.append(sample_row(request, committed))
-        for path in row.drafts.paths():
-            ids: Sequence[int] = [row.drafts.ids[node] for node in path]
-            draws.append(sample_row(request, committed + len(path), tuple(ids)))
+def _banned(request: Request, position: int, path: tuple[int, ...]) -> tuple[int, ...]:
+    """What bad words exclude. Behind drafts that are not told (to a drafter), words of one token only."""
+    words, committed = request.bad_words, len(request.token_ids)
+    if words is None:
+        return ()
+    if position != committed + len(path):
+        return words.after(())
+    start = max(len(request.prompt_ids), committed - words.reach)
+    return words.after((*request.token_ids[start:], *path))
+
+
+def verification_rows(row: RowPlan) -> list[SampleRow]:
+    """One for each logits row of ``row``: the last token's, then each draft's."""
+    if not row.samples:
+        return []
+    request, committed = row.request, len(row.request.token_ids)
+    draws = [sample_row(request, committed)]
+    for path in row.drafts.paths():
+        ids = tuple(row.drafts.ids[node] for node in path)
+        draws.append(sample_row(request, committed + len(path), ids))
     return draws
+
+
+@attrs.define(eq=False)
+class LazyTargets(Sequence[int]):
+    """The target's tokens of one row, each drawn when it is asked for.
+
+    For requests with logits processors. Verification asks for a token only where the drafts before it
+    were accepted, so a processor is called once for each token of the output, in order, just as
+    without drafts: it may keep a state, and never sees a draft that was rejected.
+    """
+
+    request: Request
+    logits: torch.Tensor  #: ``[len(rows), V]``
+    rows: Sequence[SampleRow]
+    fault: ProcessorFault | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        row, processors = self.rows[place], self.request.processors
+        assert processors is not None
+        output_ids = [*self.request.token_ids[len(self.request.prompt_ids) :], *row.path]
+        row = attrs.evolve(row, process=functools.partial(processors, output_ids))
+        logits = self.logits[place : place + 1]
+        try:
+            return int(draw(logits, SamplingBatch.build([row], logits.shape[-1], logits.device)))
+        except ProcessorFault as fault:
+            self.fault = fault
+            return UNDRAWABLE
+
+
+def draw_targets(plan: StepPlan, logits: torch.Tensor, offsets: Sequence[int]) -> list[Sequence[int]]:
+    """For each row of ``plan`` the target's token after its last token and after each of its drafts.
+
+    Args:
+        logits: ``[R, V]``, row after row.
+        offsets: index into R of each row's first; -1 if it draws nothing.
+
+    Returns:
+        Empty for a row that draws nothing; ``UNDRAWABLE`` where there is no token to draw.
+    """
+    rows = [verification_rows(row) for row in plan.rows]
+    lazy = [bool(drawn) and row.request.processors is not None for row, drawn in zip(plan.rows, rows, strict=True)]
+    together = [draws for draws, alone in zip(rows, lazy, strict=True) if not alone]
+    first = logits
+    if any(lazy):
+        kept = [first + i for first, d, alone in zip(offsets, rows, lazy, strict=True) if not alone for i in range(len(d))]
+        first = logits[kept]
+    flat = [*itertools.chain.from_iterable(together)]
+    drawn = iter(draw(first, SamplingBatch.build(flat, logits.shape[-1], logits.device)).tolist() if flat else ())
+    return [
+        LazyTargets(row.request, logits[offset : offset + len(draws)], draws)
+        if alone
+        else [*itertools.islice(drawn, len(draws))]
+        for row, draws, alone, offset in zip(plan.rows, rows, lazy, offsets, strict=True)
+    ]
+
+
+def why_undrawable(targets: Sequence[int], logits: torch.Tensor) -> str:
+    """What to tell of a row ``logits`` ``[V]`` that gave :data:`UNDRAWABLE`."""
+    if logits.isnan().any():
+        return "the model gave NaN logits: check its weights, or load it with dtype='float32'"
+    if isinstance(targets, LazyTargets) and targets.fault is not None:
+        return str(targets.fault)
+    return "no token is left to draw: allowed_token_ids, bad_words, min_tokens and logits_processors exclude all"

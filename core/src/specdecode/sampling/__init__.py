@@ -10,10 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .bad_words import BadWords
     from .batch import SampleRow, SamplingBatch
     from .history import TokenHistory, needs_history
     from .logprobs import RowLogprobs, gather_logprobs
-    from .sampler import draw, rank, transform
+    from .processors import LogitsProcessors, ProcessorFault
+    from .sampler import UNDRAWABLE, draw, rank, transform
     from .seeds import UnseededStream, resolve_seed
 
 _HOME = {
@@ -23,6 +25,10 @@ _HOME = {
     "needs_history": "history",
     "RowLogprobs": "logprobs",
     "gather_logprobs": "logprobs",
+    "BadWords": "bad_words",
+    "LogitsProcessors": "processors",
+    "ProcessorFault": "processors",
+    "UNDRAWABLE": "sampler",
     "draw": "sampler",
     "rank": "sampler",
     "transform": "sampler",
@@ -31,6 +37,10 @@ _HOME = {
 }
 
 __all__ = [
+    "UNDRAWABLE",
+    "BadWords",
+    "LogitsProcessors",
+    "ProcessorFault",
     "RowLogprobs",
     "SampleRow",
     "SamplingBatch",

@@ -30,6 +30,9 @@ class SampleRow:
     history: TokenHistory | None = None  #: needed if :func:`needs_history`
     path: tuple[int, ...] = ()  #: drafts before it that ``history`` does not hold
     stop_ids: tuple[int, ...] = ()  #: end the output; excluded while it is below ``min_tokens``
+    banned: tuple[int, ...] = ()  #: would complete a bad word
+    #: ``[V]`` float32 to ``[V]``: the request's logits processors, given the output before the token
+    process: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @attrs.frozen
@@ -93,6 +96,7 @@ class SamplingBatch:
     allowed: Allowed | None = None
     banned: Entries | None = None
     bias: ValuedEntries | None = None
+    processed: tuple[tuple[int, Callable[[torch.Tensor], torch.Tensor]], ...] = ()  #: row, its processors
     penalties: Penalties | None = None
     temperature: torch.Tensor | None = None  #: ``[R]`` float32, 1 for greedy rows
     min_p: RowValues | None = None
@@ -104,7 +108,9 @@ class SamplingBatch:
     def leaves_logits(self) -> bool:
         """Whether no transform applies to any row."""
         parts = (self.allowed, self.banned, self.bias, self.penalties, self.temperature)
-        return all(part is None for part in (*parts, self.min_p, self.top_k, self.top_p))
+        return not self.processed and all(
+            part is None for part in (*parts, self.min_p, self.top_k, self.top_p)
+        )
 
     @classmethod
     def build(
@@ -122,6 +128,7 @@ class SamplingBatch:
             vocab_size=vocab_size,
             **builder.masks(),
             bias=builder.bias(),
+            processed=tuple((r, row.process) for r, row in enumerate(rows) if row.process is not None),
             penalties=builder.penalties(),
             **(builder.truncation(sampled) if sampled else {}),
         )
@@ -139,6 +146,7 @@ class _Builder:
         banned: list[tuple[int, int]] = []
         for r, row in enumerate(self._rows):
             params = row.params
+            banned += ((r, token) for token in row.banned)
             keep = params.allowed_token_ids
             stops = {*row.stop_ids, *params.stop_token_ids} if row.num_output < params.min_tokens else set()
             if keep is not None:

@@ -1,9 +1,10 @@
 """The one sampling rule: the largest of transformed logits plus noise.
 
 Plain decoding, verification and coupled drafting all come through here, which is what makes the
-output independent of the drafts. Order of the transforms, as in vLLM: allowed ids, min_tokens,
-logit bias, penalties, temperature, min_p, top_k, top_p; each later one sees what the earlier ones
-left. Greedy rows stop after the penalties. Equal scores: the lowest id wins.
+output independent of the drafts. Order of the transforms, as in vLLM: allowed ids, bad words,
+min_tokens, logit bias, logits processors, penalties, temperature, min_p, top_k, top_p; each later
+one sees what the earlier ones left. Greedy rows stop after the penalties. Equal scores: the lowest
+id wins.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import torch
 from specdec_kernels import sampling as kernels
 
 from .batch import SamplingBatch
+
+#: What :func:`draw` gives for a row of which no token can be drawn.
+UNDRAWABLE = -1
 
 
 def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -22,6 +26,9 @@ def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
 
     Returns:
         ``[R, V]`` float32, -inf for what cannot be drawn; ``logits`` itself if there is nothing to do.
+
+    Raises:
+        ProcessorFault: a row's logits processor raised or gave no logits.
     """
     if logits.shape != (batch.num_rows, batch.vocab_size):
         raise ValueError(f"logits must be [{batch.num_rows}, {batch.vocab_size}], got {list(logits.shape)}")
@@ -35,6 +42,8 @@ def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         kernels.ban_tokens(out, batch.banned.rows, batch.banned.ids)
     if batch.bias is not None:
         kernels.add_bias(out, batch.bias.rows, batch.bias.ids, batch.bias.values)
+    for row, process in batch.processed:
+        out[row] = process(out[row])
     if batch.penalties is not None:
         seen = batch.penalties.entries
         kernels.penalize(
@@ -64,9 +73,13 @@ def draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         logits: ``[R, V]`` floating point, left as they are.
 
     Returns:
-        ``[R]`` int64.
+        ``[R]`` int64; :data:`UNDRAWABLE` where every token is excluded or the logits are NaN.
+
+    Raises:
+        ProcessorFault: a row's logits processor raised or gave no logits.
     """
-    return kernels.top_scores(_scores(transform(logits, batch), batch, 1), 1)[0][:, 0]
+    ids, scores = kernels.top_scores(_scores(transform(logits, batch), batch, 1), 1)
+    return torch.where(scores > -torch.inf, ids, UNDRAWABLE)[:, 0]
 
 
 def rank(logits: torch.Tensor, batch: SamplingBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,10 +18,14 @@ class AttentionMetadata:
     caches what an implementation derives from it.
 
     Keys are written before they are read, so a token may see those of its own forward.
+
+    ``extra[t]`` names the scratch slots of the token's ancestors in a tree and its own, a parent's
+    below its child's. Under a sliding window their positions follow from that: the last is the
+    token's own, each other one lies a position before the next.
     """
 
     rows: torch.Tensor  #: ``[T]`` int64, ascending
-    positions: torch.Tensor  #: ``[T]`` int64, absolute positions, for sliding windows
+    positions: torch.Tensor  #: ``[T]`` int64, for sliding windows; ``base - 1`` and the tree levels below it
     write_slots: torch.Tensor  #: ``[T]`` int64, physical slots (block * block_size + offset)
     base: torch.Tensor  #: ``[T]`` int64
     block_table: torch.Tensor  #: ``[B, max_blocks]`` int64, padded with block 0, the null block
