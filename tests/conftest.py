@@ -1,4 +1,4 @@
-"""Fixtures of the tests that cross distributions: a tiny target, every drafter, and what must hold after a run.
+"""Fixtures of the tests across distributions: a tiny target, every drafter, and what must hold after a run.
 
 ``SPECDECODE_CHECK_WRITES`` makes the engine assert that no write reaches a block that is published or
 held twice.

@@ -82,7 +82,7 @@ def test_preemption(lab, method, order):
 
 
 def test_prefix_hits(lab, method, order):
-    """Prompts that share blocks with earlier ones and end before, on and behind a block's end; a second turn."""
+    """Prompts that share blocks with earlier ones, ending around a block's end; and a second turn."""
     stem = lab.prompt(7)[:16]
     tails = ([11, 12, 13], [19], [], range(11, 20), [19, 12, 13, 14, 15, 16, 17], range(11, 21))
     prompts = [stem + list(tail) for tail in tails] + [stem[:15]]

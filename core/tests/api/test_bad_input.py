@@ -148,7 +148,7 @@ def test_prompts(llm, prompt, needles):
         ({"logprobs": -3}, ["logprobs", "-3"]),
         ({"speculation": -1}, ["speculation", "-1"]),
         ({"best_of": 3}, ["best_of"]),
-        ({"prompt_logprobs": 3}, ["prompt_logprobs", "not built"]),
+        ({"structured_outputs": {"regex": "a"}}, ["structured_outputs", "not built"]),
     ],
 )
 def test_sampling_params(fields, needles):

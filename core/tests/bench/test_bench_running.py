@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 from specdecode import SamplingParams
 from specdecode.bench.counters import Counters
-from specdecode.bench.report import as_json, overall, rows_of
-from specdecode.bench.running import Settings, compare, count_runs, encode
+from specdecode.bench.report import advice_on, as_json, overall, rows_of
+from specdecode.bench.running import Settings, compare, count_runs, encode, fitting
 from specdecode.bench.tasks import Prompt, Task
+from specdecode.contract import ConfigError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
@@ -20,21 +21,23 @@ class Characters:
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [0] * add_special_tokens + [ord(c) for c in text]}
 
-    def apply_chat_template(self, messages, add_generation_prompt, tokenize):
-        assert add_generation_prompt and not tokenize
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize, **other):
+        assert add_generation_prompt and not tokenize and not any(other.values())
         return "".join(f"<{m['role']}>{m['content']}" for m in messages)
 
 
 class FakeEngine:
     """Continues every prompt with its own last character; ``drafted`` tokens of each step are drafts.
 
-    A step takes a second of the shared clock. ``wrong``: prompts whose third token is another.
+    A step takes a second of the shared clock, ``propose`` more if it drafts, of which a half is the
+    target's. ``wrong``: prompts whose third token is another.
     """
 
-    def __init__(self, clock, drafted=0, wrong=(), log=None):
-        self.clock, self.drafted, self.wrong = clock, drafted, wrong
+    def __init__(self, clock, drafted=0, wrong=(), log=None, propose=0.0):
+        self.clock, self.drafted, self.wrong, self.propose = clock, drafted, wrong, propose
         self.log = [] if log is None else log
-        self.counts = dict.fromkeys(("generated", "decode", "steps", "drafts", "accepted"), 0)
+        self.counts = dict.fromkeys(("generated", "decode", "steps", "drafts", "accepted", "gaps"), 0)
+        self.gap_seconds = 0.0
 
     def get_tokenizer(self):
         return Characters()
@@ -54,7 +57,10 @@ class FakeEngine:
             self.counts["steps"] += steps
             self.counts["drafts"] += steps * bool(self.drafted)
             self.counts["accepted"] += len(tokens) - 1 - steps
-            self.clock.now += steps
+            seconds = steps * (1 + self.propose * bool(self.drafted))
+            self.clock.now += seconds
+            self.counts["gaps"] += 1
+            self.gap_seconds += seconds / (len(tokens) - 1)
             outputs.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)], prompt_token_ids=ids))
         return outputs
 
@@ -64,6 +70,11 @@ class FakeEngine:
             "vllm:generation_tokens": c["generated"],
             "specdecode:decode_tokens": c["decode"],
             "specdecode:decode_steps": c["steps"],
+            "specdecode:steps": c["steps"],
+            "specdecode:target_seconds": c["steps"] / 2,
+            "specdecode:verify_seconds": c["steps"] / 8,
+            "specdecode:propose_seconds": c["steps"] * self.propose * bool(self.drafted),
+            "vllm:inter_token_latency_seconds": {"count": c["gaps"], "sum": self.gap_seconds},
         }
         if self.drafted:
             values["vllm:spec_decode_num_drafts"] = c["drafts"]
@@ -102,6 +113,53 @@ def test_figures_of_a_comparison(clock):
     assert (second.method, second.speedup, second.identical) == ("m", pytest.approx(5), True)
     assert (second.acceptance_length, second.tokens_per_target_step) == (5, 5)
     assert second.acceptance_per_position == (1, 1, 1, 1)
+
+
+def test_costs_of_a_comparison(clock):
+    # Five decode tokens in one step of 1.5 seconds, of which drafting took half a second.
+    plain, speculative = FakeEngine(clock), FakeEngine(clock, drafted=4, propose=0.5)
+    (comparison,) = run(clock, plain, speculative, [task("t", "ab")], repeats=2)
+    first, second = rows_of([comparison])
+    assert second.speedup == pytest.approx(5 / 1.5) and second.acceptance_rate == 1
+    assert second.drafts_per_target_step == 4
+    # Drafting cost half a plain step for four tokens, and a step gave five.
+    assert second.cost_ratio == pytest.approx(0.5 / 4)
+    assert second.memory_bound_speedup == pytest.approx(5 / (0.125 * 4 + 1))
+    assert second.efficiency == pytest.approx(5 / 1.5 / 5) and second.draft_overhead == 1.0
+    for row in (first, second):
+        parts = (row.target_seconds, row.verify_seconds, row.propose_seconds, row.other_seconds)
+        assert sum(parts) == pytest.approx(row.seconds)
+    assert (second.seconds, second.target_seconds, second.verify_seconds) == (6, 2, 0.5)
+    assert (second.propose_seconds, second.other_seconds) == (2, 1.5)
+    drafting = ("acceptance_rate", "drafts_per_target_step", "cost_ratio", "memory_bound_speedup")
+    assert all(getattr(first, name) is None for name in (*drafting, "efficiency", "draft_overhead"))
+
+
+def test_an_engine_that_drafted_nothing_has_no_cost(clock):
+    (comparison,) = run(clock, FakeEngine(clock), FakeEngine(clock), [task("t", "a")])
+    _, second = rows_of([comparison])
+    assert second.cost_ratio is second.memory_bound_speedup is second.draft_overhead is None
+    assert second.efficiency == 1 and comparison.advice() is None
+
+
+def test_the_advice_is_on_the_batch_size_that_gains_least(clock):
+    texts = "abcdefghijklmnopqrstuvwxyz" * 2
+    good = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=4), [task("t", texts)])
+    assert advice_on(good) == "100% of the drafts were accepted, more than 80%: lengthen num_speculative_tokens"
+    slow = FakeEngine(clock, drafted=4, propose=9.0)
+    bad = run(clock, FakeEngine(clock), slow, [task("t", texts)], batch_sizes=(2,))
+    assert advice_on([*good, *bad]).startswith(
+        "speculation loses time (0.50x the speed of plain decoding; 100% of the drafts were accepted)"
+    )
+
+
+def test_prompts_that_leave_no_room_are_left_out(caplog):
+    tasks = [task("s", ["ab", "abcd"]), task("t", ["abcde"])]
+    (kept,) = fitting(tasks, Characters(), 3, chat=True)
+    assert kept.name == "s" and [prompt.text for prompt in kept.prompts] == ["ab"]
+    assert "2 of 3 prompts are longer than 3 tokens" in caplog.text
+    with pytest.raises(ConfigError, match="all 3 prompts are longer than the 1 tokens"):
+        fitting(tasks, Characters(), 1, chat=True)
 
 
 def test_warm_up_is_short_and_counts_nowhere(clock):
@@ -190,8 +248,8 @@ def test_all_tasks_together_add_counts_and_times(clock):
 
 def test_the_json_object_has_the_promised_shape(clock):
     found = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=2), [task("t", "a")])
-    report = as_json({"device": "cpu"}, rows_of(found))
-    assert report["environment"] == {"device": "cpu"}
+    report = as_json({"device": "cpu"}, rows_of(found), "a line")
+    assert report["environment"] == {"device": "cpu"} and report["advice"] == "a line"
     assert [list(row) for row in report["rows"]] == [
         [
             "task",
@@ -203,6 +261,17 @@ def test_the_json_object_has_the_promised_shape(clock):
             "tokens_per_target_step",
             "acceptance_per_position",
             "identical",
+            "acceptance_rate",
+            "drafts_per_target_step",
+            "cost_ratio",
+            "memory_bound_speedup",
+            "efficiency",
+            "draft_overhead",
+            "seconds",
+            "target_seconds",
+            "verify_seconds",
+            "propose_seconds",
+            "other_seconds",
         ]
     ] * 2
 

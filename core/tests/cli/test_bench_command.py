@@ -15,6 +15,17 @@ ROW = {
     "tokens_per_target_step",
     "acceptance_per_position",
     "identical",
+    "acceptance_rate",
+    "drafts_per_target_step",
+    "cost_ratio",
+    "memory_bound_speedup",
+    "efficiency",
+    "draft_overhead",
+    "seconds",
+    "target_seconds",
+    "verify_seconds",
+    "propose_seconds",
+    "other_seconds",
 }
 
 
@@ -39,7 +50,7 @@ def test_json_is_one_object_and_the_only_output(invoke, tiny_model, prompts, tmp
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert json.loads(stored.read_text()) == report
-    assert set(report) == {"environment", "rows"}
+    assert set(report) == {"environment", "rows", "advice"}
     rows = report["rows"]
     assert [(r["task"], r["batch_size"], r["method"]) for r in rows] == [
         (task, size, method)
@@ -55,7 +66,16 @@ def test_json_is_one_object_and_the_only_output(invoke, tiny_model, prompts, tmp
         positions = speculative["acceptance_per_position"]
         assert len(positions) == 3 and positions == sorted(positions, reverse=True)
         assert speculative["acceptance_length"] == pytest.approx(1 + sum(positions))
-        assert speculative["tokens_per_target_step"] > 1
+        tokens, drafts = speculative["tokens_per_target_step"], speculative["drafts_per_target_step"]
+        assert tokens > 1 and 0 < drafts <= 3 and 0 < speculative["acceptance_rate"] <= 1
+        assert speculative["memory_bound_speedup"] == pytest.approx(
+            tokens / (speculative["cost_ratio"] * drafts + 1)
+        )
+        assert speculative["efficiency"] == pytest.approx(speculative["speedup"] / tokens)
+        assert speculative["draft_overhead"] > 0 < speculative["cost_ratio"]
+        for row in (plain, speculative):
+            parts = [row[f"{part}_seconds"] for part in ("target", "verify", "propose", "other")]
+            assert sum(parts) == pytest.approx(row["seconds"]) and min(parts) >= 0
     environment = report["environment"]
     assert environment["model"] == tiny_model and environment["num_prompts"] == 3
     assert environment["speculative_config"]["method"] == "ngram" and {"torch", "specdec-ngram"} <= set(
@@ -75,9 +95,40 @@ def test_seeded_sampling_is_compared_too(invoke, tiny_model, prompts):
 def test_the_table_names_every_row(invoke, tiny_model, prompts):
     result = invoke("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "8", *NGRAM)
     assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    first, costs = result.stdout.split("What drafting cost and where the time went")
+    tasks = [line.split()[0] for line in costs.splitlines() if "%" in line]
+    assert tasks == ["letters", "mine", "all"]
+    lines = [line.split() for line in first.splitlines() if line.strip()]
     found = [tuple(line[:2]) for line in lines if len(line) > 2 and line[1] in ("plain", "ngram")]
     assert found == [(task, method) for task in ("letters", "mine", "all") for method in ("plain", "ngram")]
+
+
+def test_a_dataset_is_read_and_named(invoke, tiny_model, tmp_path):
+    path = tmp_path / "questions.jsonl"
+    questions = [
+        {"question_id": n, "category": kind, "turns": [text, "then?"]}
+        for n, kind, text in [(81, "writing", "abab"), (82, "math", "1 2 1 2"), (83, "math", "q")]
+    ]
+    path.write_text("\n".join(map(json.dumps, questions)))
+    result = invoke(
+        "bench", "-m", tiny_model, "--dataset", str(path), "--dataset-format", "mt_bench",
+        "--num-prompts", "2", "--max-tokens", "8", "--json", *NGRAM,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert [row["task"] for row in report["rows"]] == ["writing"] * 2 + ["math"] * 2
+    environment = report["environment"]
+    assert environment["num_prompts"] == 2 and environment["prompts"] == str(path)
+    assert environment["dataset_format"] == "mt_bench"
+
+
+def test_a_method_may_be_spelt_as_in_vllm(invoke, tiny_model, prompts):
+    result = invoke(
+        "bench", "-m", tiny_model, "--prompts", prompts, "--task", "letters", "--max-tokens", "8", "--json",
+        "--speculative-config", '{"method": "ngram_gpu", "num_speculative_tokens": 3}',
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [row["method"] for row in json.loads(result.stdout)["rows"]] == ["plain", "ngram"]
 
 
 def test_a_difference_is_told_and_ends_with_status_1(invoke, tiny_model, prompts, monkeypatch):
@@ -114,6 +165,10 @@ def test_a_difference_is_told_and_ends_with_status_1(invoke, tiny_model, prompts
         (("--spec-option", "prompt_lookup_max"), "--spec-option must be KEY=VALUE, got 'prompt_lookup_max'"),
         ((*NGRAM, "--spec-option", "prompt_lookup_maxx=2"), "speculative_config.prompt_lookup_maxx"),
         (("--prompts", "nowhere.txt"), "cannot read nowhere.txt"),
+        (("--dataset", "nowhere.json"), "dataset: cannot read nowhere.json"),
+        (("--dataset", "a", "--prompts", "b"), "--prompts and --dataset are both given"),
+        (("--dataset", "a", "--dataset-format", "gsm8k"), "dataset-format must be one of jsonl, sharegpt"),
+        (("--spec-model", "no/such/draft"), "no/such/draft"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--output", "no/such/place.json"), "--output: there is no folder no/such to write place.json in"),
         (("--task", "chat"), "task chat, prompts running: prompts[0] has 530 tokens"),

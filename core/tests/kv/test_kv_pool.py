@@ -76,6 +76,15 @@ def test_released_prefixes_stay_until_their_blocks_are_wanted_oldest_first():
     assert BlockTable(pool, "").take_prefix([2] * 8, drafted_only=False).tokens == 8
 
 
+def test_tables_grow_into_neighbouring_blocks_side_by_side():
+    pool = BlockPool(16, SIZE)
+    first, second = BlockTable(pool, "", expect=5 * SIZE), BlockTable(pool, "", expect=5 * SIZE)
+    for length in range(1, 5 * SIZE + 1):
+        first.ensure(length)
+        second.ensure(length)
+    assert first.blocks == [1, 2, 3, 4, 5] and second.blocks == [6, 7, 8, 9, 10]
+
+
 def test_trim_keeps_what_is_asked_for_and_what_is_shared():
     pool = BlockPool(8, SIZE)
     table_of(pool, list(range(8)))

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import attrs
 
-from ..config import SpeculativeConfig, structure
+from ..config import structure
 from ..contract import ConfigError, option, within
-from .keywords import drop_foreign
+from .keywords import drop_foreign, foreign_keywords
+from .legacy import FLAT, OLD, ROOT, modernise
 
 
 def _fraction(_: Any, __: Any, value: float) -> None:
@@ -31,14 +32,14 @@ def _unquantized(_: Any, __: Any, value: str | None) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class EngineArgs:
-    """Arguments of :class:`~specdecode.LLM` and :class:`~specdecode.LLMEngine`."""
+class EngineFields:
+    """The keywords that mean something here, checked; :class:`EngineArgs` takes vLLM's others as well."""
 
     model: str = option("Hugging Face directory or hub id, or a .gguf file")
     runner: Literal["auto", "generate"] = option("what the model is for", default="auto")
     tokenizer: str | None = option("path or hub id of the tokenizer; none: the model's", default=None)
-    tokenizer_mode: Literal["auto", "slow"] = option(
-        "auto: the fast tokenizer if there is one", default="auto"
+    tokenizer_mode: Literal["auto", "fast"] = option(
+        "auto and fast are the same: transformers has no slow tokenizers", default="auto"
     )
     skip_tokenizer_init: bool = option("take and give token ids only", default=False)
     trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
@@ -92,23 +93,60 @@ class EngineArgs:
                 "so that each request gets a token a step; raise the one or lower the other"
             )
 
-    @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> EngineArgs:
-        """From keywords as a user gives them.
-
-        Raises:
-            ConfigError: every unknown or wrong one, each with the remedy.
-        """
-        keywords = drop_foreign(keywords)
-        if keywords.get("speculative_config") is not None:
-            keywords["speculative_config"] = SpeculativeConfig.of(keywords["speculative_config"])
-        if isinstance(keywords.get("disable_plugins"), str):
-            raise ConfigError(f"disable_plugins must be a list of names, got {keywords['disable_plugins']!r}")
-        if "model" in keywords:
-            keywords["model"] = str(keywords["model"])
-        return structure(cls, keywords, "LLM")
-
     @property
     def token_budget(self) -> int:
         """Most tokens in a step."""
         return self.max_num_batched_tokens or max(2048, self.max_num_seqs)
+
+
+class EngineArgs(EngineFields):
+    """Arguments of :class:`~specdecode.LLM` and :class:`~specdecode.LLMEngine`, by vLLM's names.
+
+    ``docs/keywords.md`` lists them all: those that work (:class:`EngineFields`), those without meaning
+    here, which are warned about once, and those that are refused. None asks for the default.
+
+    Raises:
+        ConfigError: every unknown or wrong one, each with the remedy.
+    """
+
+    def __init__(self, model: str | None = None, **keywords: Any) -> None:
+        self._set(_checked({"model": model, **keywords}, "EngineArgs"))
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> EngineArgs:
+        """From keywords as a user gives them to :class:`~specdecode.LLM`.
+
+        Raises:
+            ConfigError: every unknown or wrong one, each with the remedy.
+        """
+        args = cls.__new__(cls)
+        args._set(_checked(keywords, "LLM"))
+        return args
+
+    def _set(self, fields: EngineFields) -> None:
+        super().__init__(**attrs.asdict(fields, recurse=False))
+
+
+def _checked(keywords: Mapping[str, Any], owner: str) -> EngineFields:
+    """``keywords`` as fields; ``owner``: what messages call them."""
+    known, faults = drop_foreign(keywords)
+    try:
+        known = modernise(known)
+    except ConfigError as error:
+        faults += error.faults
+        known = {name: value for name, value in known.items() if name not in {ROOT, *FLAT, *OLD}}
+    known = {name: value for name, value in known.items() if value is not None or name not in _FIELDS}
+    if isinstance(known.get("disable_plugins"), str):
+        faults.append(f"disable_plugins must be a list of names, got {known.pop('disable_plugins')!r}")
+    if "model" in known:
+        known["model"] = str(known["model"])
+    try:
+        fields = structure(EngineFields, known, owner, neighbours=(*FLAT, *OLD, *foreign_keywords()))
+    except ConfigError as error:
+        raise ConfigError(*faults, *error.faults) from None
+    if faults:
+        raise ConfigError(*faults)
+    return fields
+
+
+_FIELDS = frozenset(attribute.name for attribute in attrs.fields(EngineFields))

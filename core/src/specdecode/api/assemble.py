@@ -124,7 +124,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     info = attrs.evolve(info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
     store = KVStore(memory.num_blocks, args.block_size, shapes, drafts, device)
-    runner = ModelRunner(model, store, pool, device, needs.taps if needs else ())
+    runner = ModelRunner(model, store, pool, device, needs)
     core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
     if proposer is not None:
         proposer.bind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -13,14 +14,19 @@ from ..engine.metrics import Metric
 from ..engine.output import RequestOutputState
 from ..engine.request import Request
 from ..plugins import PluginManager
+from ..sampling.bad_words import BadWords
 from ..sampling.history import TokenHistory, needs_history
 from ..sampling.logprobs import RowLogprobs
+from ..sampling.processors import LogitsProcessors
 from ..sampling.seeds import UnseededStream, resolve_seed
 from .args import EngineArgs
 from .assemble import assemble
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .params import RequestOutputKind, SamplingParams
-from .prompts import TokenizedPrompt, check_prompt, tokenize
+from .prompts import TokenizedPrompt, check_prompt, tokenize, truncate
+
+#: A token id -> its log-probability.
+TokenLogprobs = dict[int, Logprob]
 
 
 @attrs.define(eq=False)
@@ -32,6 +38,8 @@ class RequestGroup:
     params: SamplingParams
     states: list[RequestOutputState] = attrs.field(factory=list)
     sent: dict[int, tuple[int, int]] = attrs.field(factory=dict)  #: index -> tokens, characters given out
+    logprobs: dict[int, list[TokenLogprobs]] = attrs.field(factory=dict)  #: index -> as they are given out
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  #: as they are given out; None: not yet
 
     @property
     def finished(self) -> bool:
@@ -53,6 +61,9 @@ class LLMEngine:
         self._eos_ids = engine.eos_ids
         self._defaults = engine.defaults
         self._unseeded = UnseededStream(args.seed)
+        self._bad_words = functools.lru_cache(
+            functools.partial(_bad_words, self.tokenizer, self.target.vocab_size)
+        )
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
         self._serial = count()
@@ -76,17 +87,22 @@ class LLMEngine:
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"sampling_params must be SamplingParams, got {params!r}")
         params.check_vocab(self.target.vocab_size)
-        if params.stop and self.tokenizer is None:
-            raise ConfigError(
-                f"stop={params.stop!r} wants a tokenizer and skip_tokenizer_init=True left none: "
-                "use stop_token_ids"
-            )
+        if self.tokenizer is None:
+            remedies = {"stop": "use stop_token_ids", "bad_words": "use logit_bias or allowed_token_ids"}
+            if faults := [
+                f"{name}={value!r} wants a tokenizer and skip_tokenizer_init=True left none: {remedy}"
+                for name, remedy in remedies.items()
+                if (value := getattr(params, name))
+            ]:
+                raise ConfigError(*faults)
+        self._bad_words(params.bad_words or ())
         tokenized = tokenize(prompt, self.tokenizer, where=where)
+        tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len)
         check_prompt(tokenized, self.target.vocab_size, self.target.max_model_len, where=where)
         return tokenized
 
     def add_request(self, request_id: str, prompt: Any, params: SamplingParams, **refused: Any) -> None:
-        """Queue a request of ``params.n`` completions.
+        """Queue a request of ``params.n`` completions, as ``params`` are now.
 
         Raises:
             ConfigError: the prompt or the parameters cannot be served, or the id is in use.
@@ -100,7 +116,7 @@ class LLMEngine:
                 f"request_id {request_id!r} is in use: choose another, or wait until it has ended"
             )
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else self.prepare(prompt, params)
-        self._add(request_id, tokenized, params)
+        self._add(request_id, tokenized, params.snapshot())
 
     def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> None:
         group = RequestGroup(request_id, prompt, params)
@@ -109,6 +125,11 @@ class LLMEngine:
         wanted = longest if params.max_tokens is None else len(prompt.token_ids) + params.max_tokens
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
         leader = None
+        bad_words = self._bad_words(params.bad_words or ())
+        processors = [
+            LogitsProcessors(params.logits_processors, prompt.token_ids) if params.logits_processors else None
+            for _ in range(params.n)
+        ]
         for index in range(params.n):
             request = Request(
                 id=f"{request_id}/{index}#{next(self._serial)}",
@@ -122,6 +143,9 @@ class LLMEngine:
                 stop_ids=tuple(sorted({*eos_ids, *params.stop_token_ids})),
                 leader=leader,
                 history=TokenHistory(prompt.token_ids) if needs_history(params) else None,
+                bad_words=bad_words,
+                processors=processors[index],
+                prompt_logprobs=params.prompt_logprobs if leader is None else None,
             )
             leader = leader or request
             self.core.add(request)
@@ -170,6 +194,7 @@ class LLMEngine:
             prompt_token_ids=group.prompt.token_ids,
             outputs=[self._completion(group, state, delta) for state in group.states],
             finished=finished,
+            prompt_logprobs=self._prompt_logprobs(group, delta),
             metrics=_metrics(group),
             num_cached_tokens=group.states[0].request.stats.cached_tokens,
         )
@@ -180,7 +205,9 @@ class LLMEngine:
         group.sent[index] = (len(state.token_ids), len(text))
         logprobs = None
         if group.params.logprobs is not None:
-            logprobs = [self._logprobs(row) for row in state.logprobs[tokens:]]
+            told = group.logprobs.setdefault(index, [])
+            told += map(self._logprobs, state.logprobs[len(told) :])
+            logprobs = told[tokens:]
         return CompletionOutput(
             index=index,
             text=text[chars:],
@@ -192,9 +219,19 @@ class LLMEngine:
             finish_reason=state.finish.reason if state.finish else None,  # type: ignore[arg-type]
             stop_reason=state.finish.stop_reason if state.finish else None,
             token_sources=state.sources[tokens:],
+            error=state.error,
         )
 
-    def _logprobs(self, row: RowLogprobs) -> dict[int, Logprob]:
+    def _prompt_logprobs(self, group: RequestGroup, delta: bool) -> list[TokenLogprobs | None] | None:
+        if group.params.prompt_logprobs is None:
+            return None
+        if group.prompt_logprobs is None:
+            group.prompt_logprobs = [None, *map(self._logprobs, group.states[0].prompt_logprobs)]
+        elif delta:
+            return None
+        return list(group.prompt_logprobs)
+
+    def _logprobs(self, row: RowLogprobs) -> TokenLogprobs:
         decode = self.tokenizer.decode if self.tokenizer is not None else lambda ids: None
         return {
             token: Logprob(value, rank, decode([token]))
@@ -218,6 +255,12 @@ class LLMEngine:
         self.core.close()
         self._groups.clear()
         self._group_of.clear()
+
+
+def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWords | None:
+    if not words:
+        return None
+    return BadWords.of(words, functools.partial(tokenizer.encode, add_special_tokens=False), vocab_size)
 
 
 def _metrics(group: RequestGroup) -> RequestMetrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from tqdm import tqdm
 
 from ..contract import ConfigError
+from ..engine.advice import Advisor, SpeculationFigures
 from ..engine.metrics import Metric
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
+from .chat import ChatOptions, chat_prompts
 from .engine import LLMEngine
 from .memory import MemoryPlan
 from .outputs import RequestOutput
@@ -37,6 +39,7 @@ class LLM:
         args = EngineArgs.of({"model": model, "speculative_config": speculative_config, **keywords})
         self.llm_engine = LLMEngine(args)
         self._ids = count()
+        self._advisor = Advisor()
 
     def generate(
         self,
@@ -57,6 +60,8 @@ class LLM:
             sampling_params: for all prompts, or one for each; None: the model's defaults.
             prompt_token_ids: token ids instead of ``prompts``: one list, or a list of lists.
             use_tqdm: show progress, with tokens per second and acceptance length.
+            logits_processor: a callable or a list of them, for all requests of this call, before
+                their own ``logits_processors``.
 
         Raises:
             ConfigError: any prompt or parameter that cannot be served; then nothing was generated.
@@ -66,7 +71,6 @@ class LLM:
         given = {
             "lora_request": lora_request,
             "prompt_adapter_request": prompt_adapter_request,
-            "logits_processor": logits_processor,
             "priority": priority,
         }
         if faults := [
@@ -74,23 +78,71 @@ class LLM:
         ]:
             raise ConfigError(*faults)
         items = listed(prompts, prompt_token_ids)
-        params = self._params_of(items, sampling_params)
+        params = [self._final(wish, logits_processor) for wish in self._params_of(items, sampling_params)]
         engine = self.llm_engine
         tokenized = [
             engine.prepare(item, wish, where=f"prompts[{index}]")
             for index, (item, wish) in enumerate(zip(items, params, strict=True))
         ]
         order: dict[str, int] = {}
-        for prompt, wish in zip(tokenized, params, strict=True):
-            request_id = str(next(self._ids))
-            order[request_id] = len(order)
-            engine.add_request(request_id, prompt, wish.clone(output_kind=RequestOutputKind.FINAL_ONLY))
         try:
+            for prompt, wish in zip(tokenized, params, strict=True):
+                request_id = str(next(self._ids))
+                order[request_id] = len(order)
+                engine.add_request(request_id, prompt, wish)
             outputs = self._run(order, use_tqdm)
         except BaseException:
             engine.abort_request(list(order))
             raise
         return sorted(outputs, key=lambda output: order[output.request_id])
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        chat_template_content_format: Any = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Any = None,
+    ) -> list[RequestOutput]:
+        """Answer ``messages``, put into the chat template; one output a conversation, in their order.
+
+        Args:
+            messages: a conversation, which is a list of ``{"role": ..., "content": ...}``, or a list of
+                conversations. Content is a text or a list of text parts.
+            sampling_params: for all conversations, or one for each; None: the model's defaults.
+            use_tqdm: as in :meth:`generate`.
+            chat_template: Jinja text; None: the tokenizer's own.
+            chat_template_content_format: what the template is given: "string" (parts joined by
+                newlines), "openai" (a list of parts), or "auto" (as the template looks).
+            add_generation_prompt: begin the assistant's message.
+            continue_final_message: go on with the last message instead of beginning one.
+            tools: JSON schemas or functions, told to the template.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            ConfigError: a message, option or parameter that cannot be served; then nothing was generated.
+        """
+        given = {"lora_request": lora_request, "mm_processor_kwargs": mm_processor_kwargs}
+        if faults := [
+            f"{name} is refused: it is not built yet" for name, value in given.items() if value is not None
+        ]:
+            raise ConfigError(*faults)
+        options = ChatOptions(
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        prompts = chat_prompts(self.get_tokenizer(), messages, options)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _params_of(self, items: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None:
@@ -104,12 +156,24 @@ class LLM:
             )
         return list(params)
 
+    @staticmethod
+    def _final(params: Any, logits_processor: Any) -> Any:
+        """``params`` for outputs at the end only, ``logits_processor`` put before those they have."""
+        if not isinstance(params, SamplingParams):
+            return params  # refused by name when it is prepared
+        first = () if logits_processor is None else logits_processor
+        if not isinstance(first, Sequence):
+            first = [first]
+        processors = [*first, *(params.logits_processors or ())]
+        return params.clone(output_kind=RequestOutputKind.FINAL_ONLY, logits_processors=processors)
+
     def _run(self, order: dict[str, int], use_tqdm: bool) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []
         progress = tqdm(
             total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
         )
         metrics, before = self.llm_engine.core.metrics, _Progress(self)
+        counted = SpeculationFigures.read(metrics)
         with progress:
             while len(outputs) < len(order):
                 finished = [o for o in self.llm_engine.step() if o.finished and o.request_id in order]
@@ -119,6 +183,7 @@ class LLM:
                         before.describe(metrics, progress.format_dict["elapsed"]), refresh=False
                     )
                     progress.update(len(finished))
+        self._advisor.tell(SpeculationFigures.read(metrics) - counted)
         return outputs
 
     # -- looking in -----------------------------------------------------------------------------

@@ -31,6 +31,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     #: for each token whether it came as an accepted draft
     token_sources: Sequence[Literal["draft", "target"]] = ()
+    #: what went wrong under finish_reason "error"; the tokens before it are right
+    error: str | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -65,7 +67,8 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
-    prompt_logprobs: None = None
+    #: one entry for each prompt token, None for the first; under DELTA with the first output only
+    prompt_logprobs: Sequence[Mapping[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
     #: prompt tokens found in the prefix cache
     num_cached_tokens: int = 0

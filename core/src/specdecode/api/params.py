@@ -142,7 +142,9 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     structured_outputs: Any = None
     guided_decoding: Any = None
-    _frozen: bool = attrs.field(default=False, init=False, repr=False, eq=False, on_setattr=attrs.setters.NO_OP)
+    _frozen: bool = attrs.field(
+        default=False, init=False, repr=False, eq=False, on_setattr=attrs.setters.NO_OP
+    )
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._number_faults(), *self._sequence_faults(), *self._combination_faults()]

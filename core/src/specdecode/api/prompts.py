@@ -47,6 +47,13 @@ def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> Tokenized
     return TokenizedPrompt(token_ids=_ids(ids, where), text=text, cache_salt=salt or "")
 
 
+def truncate(prompt: TokenizedPrompt, keep: int | None, max_model_len: int) -> TokenizedPrompt:
+    """Its last ``keep`` tokens; -1: as many as leave room for an output token; None: all."""
+    if keep is None:
+        return prompt
+    return attrs.evolve(prompt, token_ids=prompt.token_ids[-(max_model_len - 1 if keep == -1 else keep) :])
+
+
 def _ids(ids: Any, where: str) -> tuple[int, ...]:
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(ids, Sequence) or isinstance(ids, str):

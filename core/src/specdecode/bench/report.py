@@ -32,29 +32,52 @@ class Row:
     tokens_per_target_step: float | None  #: tokens of a decode step, with drafts or without
     acceptance_per_position: tuple[float, ...] | None
     identical: bool  #: every run wrote the tokens of the first plain run
+    acceptance_rate: float | None  #: share of the draft tokens that were accepted
+    drafts_per_target_step: float | None  #: gamma: draft tokens of a decode step, with drafts or without
+    cost_ratio: float | None  #: c: time of one draft token by that of a plain step
+    memory_bound_speedup: float | None  #: tokens_per_target_step / (cost_ratio * drafts_per_target_step + 1)
+    efficiency: float | None  #: speedup / tokens_per_target_step
+    draft_overhead: float | None  #: propose_seconds / target_seconds
+    seconds: float  #: of all runs; the four below add up to it
+    target_seconds: float
+    verify_seconds: float
+    propose_seconds: float
+    other_seconds: float
 
 
 def rows_of(comparisons: Iterable[Comparison]) -> list[Row]:
     """Two rows a comparison: plain, then speculative."""
     rows = []
     for comparison in comparisons:
-        rows.append(_row(comparison.plain, 1.0))
-        rows.append(_row(comparison.speculative, comparison.speedup))
+        rows.append(_row(comparison.plain))
+        rows.append(_row(comparison.speculative, comparison))
     return rows
 
 
-def _row(measurement: Measurement, speedup: float) -> Row:
+def _row(measurement: Measurement, beside: Comparison | None = None) -> Row:
+    """``beside``: the comparison that a speculative measurement is part of."""
     counters = measurement.counters
     return Row(
         task=measurement.task,
         method=measurement.method,
         batch_size=measurement.batch_size,
         tokens_per_s=measurement.tokens_per_s,
-        speedup=speedup,
+        speedup=beside.speedup if beside else 1.0,
         acceptance_length=counters.acceptance_length,
         tokens_per_target_step=counters.tokens_per_target_step,
         acceptance_per_position=counters.acceptance_per_position,
         identical=not measurement.mismatches,
+        acceptance_rate=counters.acceptance_rate,
+        drafts_per_target_step=counters.drafts_per_target_step,
+        cost_ratio=beside.cost_ratio if beside else None,
+        memory_bound_speedup=beside.memory_bound_speedup if beside else None,
+        efficiency=beside.efficiency if beside else None,
+        draft_overhead=counters.draft_overhead,
+        seconds=measurement.seconds,
+        target_seconds=counters.target_seconds,
+        verify_seconds=counters.verify_seconds,
+        propose_seconds=counters.propose_seconds,
+        other_seconds=measurement.other_seconds,
     )
 
 
@@ -84,9 +107,20 @@ def _total(measurements: Sequence[Measurement]) -> Measurement:
     )
 
 
-def as_json(environment: Mapping[str, Any], rows: Iterable[Row]) -> dict[str, Any]:
+def advice_on(comparisons: Sequence[Comparison]) -> str | None:
+    """One line on all that was measured: on the batch size with the smallest speedup first."""
+    totals = overall(comparisons) or list(comparisons)
+    found = (total.advice() for total in sorted(totals, key=lambda total: total.speedup))
+    return next((advice.line for advice in found if advice), None)
+
+
+def as_json(environment: Mapping[str, Any], rows: Iterable[Row], advice: str | None = None) -> dict[str, Any]:
     """The object that ``specdecode bench --json`` prints."""
-    return {"environment": dict(environment), "rows": [attrs.asdict(row) for row in rows]}
+    return {
+        "environment": dict(environment),
+        "rows": [attrs.asdict(row) for row in rows],
+        "advice": advice,
+    }
 
 
 def environment_of(device: str, plugins: Mapping[str, str]) -> dict[str, Any]:
@@ -152,6 +186,43 @@ def _cells(row: Row) -> list[str]:
         " ".join(f"{100 * share:.0f}" for share in row.acceptance_per_position or ()) or "-",
         "yes" if row.identical else "NO",
     ]
+
+
+def cost_table_of(comparisons: Sequence[Comparison], title: str) -> Table:
+    """For a terminal, a line for each speculative row: what drafting cost, and where the time went."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("\ntask", no_wrap=True)
+    for column in (
+        "\nbatch", "accept\nrate", "drafts\na step", "cost\nratio", "memory\nbound", "effi-\nciency",
+        "draft/\ntarget", "tar-\nget", "ver-\nify", "pro-\npose", "\nother",
+    ):  # fmt: skip
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows_of([*comparisons, *overall(comparisons)]):
+        if row.method != PLAIN:
+            table.add_row(*_cost_cells(row))
+    return table
+
+
+def _cost_cells(row: Row) -> list[str]:
+    times = (row.target_seconds, row.verify_seconds, row.propose_seconds, row.other_seconds)
+    return [
+        row.task,
+        str(row.batch_size),
+        _share(row.acceptance_rate),
+        _figure(row.drafts_per_target_step),
+        "-" if row.cost_ratio is None else f"{row.cost_ratio:.4f}",
+        "-" if row.memory_bound_speedup is None else f"{row.memory_bound_speedup:.2f}x",
+        _figure(row.efficiency),
+        _share(row.draft_overhead),
+        *(_share(seconds / row.seconds) for seconds in times),
+    ]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _figure(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,14 @@ from typing import Any, Protocol
 
 import attrs
 
+from specdecode.api.chat import ChatOptions, chat_prompt
 from specdecode.contract import ConfigError
+from specdecode.engine.advice import Advice, SpeculationFigures, advise
 
 from .counters import Counters, Reading
 from .tasks import Task
+
+logger = logging.getLogger(__name__)
 
 #: What the rows without speculation are called.
 PLAIN = "plain"
@@ -76,6 +81,12 @@ class Measurement:
         """Generated tokens by wall-clock time, prompts included."""
         return self.counters.generated / self.seconds
 
+    @property
+    def other_seconds(self) -> float:
+        """Time that was neither the target's, nor verification, nor drafting: scheduling, detokenizing."""
+        counted = self.counters
+        return self.seconds - counted.target_seconds - counted.verify_seconds - counted.propose_seconds
+
 
 @attrs.frozen(kw_only=True)
 class Comparison:
@@ -93,15 +104,72 @@ class Comparison:
         """All runs of both engines wrote the same tokens."""
         return not self.speculative.mismatches and not self.plain.mismatches
 
+    @property
+    def efficiency(self) -> float | None:
+        """The part of its tokens per target step that speculation turned into speed."""
+        tokens = self.speculative.counters.tokens_per_target_step
+        return self.speedup / tokens if tokens else None
+
+    @property
+    def draft_step_cost(self) -> float | None:
+        """Time of drafting in a step by that of a plain step: c * gamma; None if nothing was drafted."""
+        drafting = self.speculative.counters.draft_seconds_per_step
+        step = self.plain.counters.seconds_per_token
+        return drafting / step if drafting is not None and step else None
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """c: time of one draft token by that of a plain step."""
+        cost, drafts = self.draft_step_cost, self.speculative.counters.drafts_per_target_step
+        return cost / drafts if cost is not None and drafts else None
+
+    @property
+    def memory_bound_speedup(self) -> float | None:
+        """tau / (c * gamma + 1): the speedup if a target step took no longer with drafts than without."""
+        tokens, cost = self.speculative.counters.tokens_per_target_step, self.draft_step_cost
+        return tokens / (cost + 1) if tokens and cost is not None else None
+
+    def advice(self) -> Advice | None:
+        """What to change, by the measured speedup."""
+        counted = self.speculative.counters
+        figures = SpeculationFigures(
+            **{name: getattr(counted, name) for name in (a.name for a in attrs.fields(SpeculationFigures))}
+        )
+        return advise(figures, self.speedup)
+
 
 def encode(tokenizer: Any, text: str, *, chat: bool = True) -> list[int]:
     """Token ids of ``text``: as a user's message in the chat template, if there is one, or as it is."""
     if chat and tokenizer.chat_template:
-        messages = [{"role": "user", "content": text}]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        # The template wrote the special tokens that belong there.
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        prompt = chat_prompt(tokenizer, [{"role": "user", "content": text}], ChatOptions())
+        return list(prompt["prompt_token_ids"])
     return list(tokenizer(text)["input_ids"])
+
+
+def fitting(tasks: Sequence[Task], tokenizer: Any, longest: int, *, chat: bool) -> tuple[Task, ...]:
+    """``tasks`` without the prompts of more than ``longest`` tokens, which are told on the log.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    kept = [
+        attrs.evolve(
+            task,
+            prompts=tuple(p for p in task.prompts if len(encode(tokenizer, p.text, chat=chat)) <= longest),
+        )
+        for task in tasks
+    ]
+    total, left = (sum(len(task.prompts) for task in group) for group in (tasks, kept))
+    if not left:
+        raise ConfigError(
+            f"all {total} prompts are longer than the {longest} tokens that max_model_len less max_tokens "
+            "leaves them: raise max_model_len or lower max_tokens"
+        )
+    if left < total:
+        logger.warning(
+            "%d of %d prompts are longer than %d tokens and left out", total - left, total, longest
+        )
+    return tuple(task for task in kept if task.prompts)
 
 
 def count_runs(tasks: Sequence[Task], settings: Settings) -> int:

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from specdecode.contract import SpecdecodeError
 
-from . import bench, generate, plugins
+from . import bench, chat, generate, plugins
 
 
 class Commands(TyperGroup):
@@ -71,5 +71,5 @@ def root(
     """LLM inference with speculative decoding; every draft method is a plugin."""
 
 
-for module in (generate, bench, plugins):
+for module in (generate, chat, bench, plugins):
     module.register(app)

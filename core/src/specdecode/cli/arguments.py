@@ -20,6 +20,7 @@ SpecConfig = Annotated[
     str | None,
     typer.Option(
         "--spec-config",
+        "--speculative-config",
         metavar="JSON",
         help="The whole speculative_config as JSON.",
         rich_help_panel=_SPECULATION,
@@ -31,6 +32,15 @@ SpecMethod = Annotated[
         "--spec-method",
         metavar="NAME",
         help="Draft method; see: specdecode plugins list.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SpecModel = Annotated[
+    str | None,
+    typer.Option(
+        "--spec-model",
+        metavar="PATH",
+        help="Draft checkpoint, for methods that have one.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -77,7 +87,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 def speculation_of(
-    config: str | None, method: str | None, tokens: int | None, options: Sequence[str] | None
+    config: str | None,
+    method: str | None,
+    model: str | None,
+    tokens: int | None,
+    options: Sequence[str] | None,
 ) -> dict[str, Any] | None:
     """The ``speculative_config`` that the options describe; None if there is none of them.
 
@@ -85,7 +99,7 @@ def speculation_of(
         ConfigError: they contradict each other or are malformed; what they hold is checked by the engine.
     """
     if config is not None:
-        if method is not None or tokens is not None or options:
+        if method is not None or model is not None or tokens is not None or options:
             raise ConfigError(
                 "--spec-config is the whole configuration: leave the other --spec-... options out"
             )
@@ -93,6 +107,8 @@ def speculation_of(
     entries = dict(_parse_option(option) for option in options or ())
     if method is not None:
         entries["method"] = method
+    if model is not None:
+        entries["model"] = model
     if tokens is not None:
         entries["num_speculative_tokens"] = tokens
     return entries or None

@@ -39,6 +39,19 @@ def bench(
             "Without it: the built-in tasks.",
         ),
     ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A dataset on disk instead: JSON lines, JSON or CSV, perhaps gzipped."
+        ),
+    ] = None,
+    dataset_format: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="jsonl, sharegpt, cnn_dailymail, humaneval or mt_bench."),
+    ] = "jsonl",
+    num_prompts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Only the first N prompts of the dataset.")
+    ] = 80,
     task: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this task. May be repeated.")
     ] = None,
@@ -63,6 +76,7 @@ def bench(
     ] = None,
     spec_config: arguments.SpecConfig = None,
     spec_method: arguments.SpecMethod = None,
+    spec_model: arguments.SpecModel = None,
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
     dtype: arguments.Dtype = "auto",
@@ -75,9 +89,10 @@ def bench(
     Without --spec-... options prompt lookup with 5 tokens is measured. Ends with status 1 if any
     output differs from the plain one.
     """
-    speculation = speculation_of(spec_config, spec_method, spec_tokens, spec_option) or DEFAULT_SPECULATION
+    given = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
+    speculation = given or DEFAULT_SPECULATION
     sizes = _batch_sizes(batch_size)
-    tasks = _tasks(prompts, task)
+    tasks = _tasks(prompts, dataset, dataset_format, num_prompts, task)
     if output is not None and not output.parent.is_dir():
         # Before the work, not after it.
         raise ConfigError(
@@ -86,9 +101,9 @@ def bench(
 
     from specdecode import SamplingParams
     from specdecode.bench.engines import engine_pair
+    from specdecode.bench.report import advice_on, environment_of, rows_of
     from specdecode.bench.report import as_json as report
-    from specdecode.bench.report import environment_of, rows_of
-    from specdecode.bench.running import Settings, compare, count_runs
+    from specdecode.bench.running import Settings, compare, count_runs, fitting
 
     params = SamplingParams(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
@@ -96,18 +111,23 @@ def bench(
     settings = Settings(batch_sizes=sizes, repeats=repeats, chat=chat)
     options = engine_options(dtype, device, max_model_len, no_plugin)
     with engine_pair(model, speculation, max_batch_size=max(sizes), **options) as (plain, speculative):
+        target = plain.llm_engine.target
+        if dataset is not None:
+            longest = target.max_model_len - max_tokens
+            tasks = fitting(tasks, plain.get_tokenizer(), longest, chat=chat)
         with progress_bar("Running", count_runs(tasks, settings)) as advance:
             method = speculative.llm_engine.method
             found = compare(plain, speculative, method, tasks, params, settings, advance=advance)
             comparisons = list(found)
-        target = plain.llm_engine.target
-        provider = speculative.llm_engine.plugins.resolve(speculation.get("method", method))
+        asked = speculative.llm_engine.args.speculative_config.method or method
+        provider = speculative.llm_engine.plugins.resolve(asked)
     environment = {
         **environment_of(target.device, {provider.dist: provider.version}),
         "model": model,
         "dtype": target.dtype,
         "speculative_config": speculation,
-        "prompts": str(prompts) if prompts else "built-in",
+        "prompts": str(dataset or prompts or "built-in"),
+        "dataset_format": dataset_format if dataset else None,
         "num_prompts": sum(len(task.prompts) for task in tasks),
         "max_tokens": max_tokens,
         "ignore_eos": ignore_eos,
@@ -116,13 +136,14 @@ def bench(
         "seed": seed,
         "repeats": repeats,
     }
-    result = json.dumps(report(environment, rows_of(comparisons)))
+    advice = advice_on(comparisons)
+    result = json.dumps(report(environment, rows_of(comparisons), advice))
     if output is not None:
         _write(output, result)
     if as_json:
         typer.echo(result)
     else:
-        _print(comparisons, model, environment)
+        _print(comparisons, model, environment, advice)
     _end(comparisons)
 
 
@@ -138,9 +159,16 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _tasks(prompts: Path | None, names: Sequence[str] | None) -> tuple[Task, ...]:
+def _tasks(
+    prompts: Path | None, dataset: Path | None, format: str, limit: int, names: Sequence[str] | None
+) -> tuple[Task, ...]:
+    from specdecode.bench.datasets import read_dataset
     from specdecode.bench.tasks import builtin_tasks, load_tasks, pick
 
+    if dataset is not None:
+        if prompts is not None:
+            raise ConfigError("--prompts and --dataset are both given: keep one")
+        return pick(read_dataset(dataset, format, limit), names)
     return pick(load_tasks(prompts) if prompts else builtin_tasks(), names)
 
 
@@ -151,14 +179,20 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"--output: cannot write {path}: {error.strerror}") from error
 
 
-def _print(comparisons: Sequence[Comparison], model: str, environment: dict[str, Any]) -> None:
+def _print(
+    comparisons: Sequence[Comparison], model: str, environment: dict[str, Any], advice: str | None
+) -> None:
     from rich.console import Console
 
-    from specdecode.bench.report import table_of
+    from specdecode.bench.report import cost_table_of, table_of
 
     console = Console()
     title = f"{Path(model).name}, {environment['dtype']}, {environment['device_name']}"
     console.print(table_of(comparisons, title))
+    console.print()
+    console.print(cost_table_of(comparisons, "What drafting cost and where the time went"))
+    if advice is not None:
+        console.print(f"\nadvice: {advice}", highlight=False, soft_wrap=True)
 
 
 def _end(comparisons: Sequence[Comparison]) -> None:

@@ -62,6 +62,7 @@ def generate(
     ] = None,
     spec_config: arguments.SpecConfig = None,
     spec_method: arguments.SpecMethod = None,
+    spec_model: arguments.SpecModel = None,
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
     dtype: arguments.Dtype = "auto",
@@ -71,7 +72,7 @@ def generate(
 ) -> None:
     """Complete prompts with a model, with or without speculation."""
     texts = _prompts(prompt)
-    speculation = speculation_of(spec_config, spec_method, spec_tokens, spec_option)
+    speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
     if show_drafts and speculation is None:
         raise ConfigError(
             "--show-drafts has nothing to show without speculation: add --spec-method NAME --spec-tokens N"
@@ -92,9 +93,13 @@ def generate(
     options = engine_options(dtype, device, max_model_len, no_plugin)
     with LLM(model, speculative_config=speculation, **options) as llm:
         tokenizer = llm.get_tokenizer()
-        inputs = [_templated(tokenizer, text) for text in texts] if chat else texts
         # A bar is for the eyes: nobody watches one in a pipe.
-        outputs = llm.generate(inputs, params, use_tqdm=len(texts) > 1 and sys.stderr.isatty())
+        watched = len(texts) > 1 and sys.stderr.isatty()
+        if chat:
+            conversations = [[{"role": "user", "content": text}] for text in texts]
+            outputs = llm.chat(conversations, params, use_tqdm=watched)
+        else:
+            outputs = llm.generate(texts, params, use_tqdm=watched)
     if as_json:
         typer.echo(json.dumps(_as_json(model, speculation, texts, outputs)))
     else:
@@ -105,14 +110,6 @@ def _prompts(given: Sequence[str] | None) -> list[str]:
     if not given:
         raise typer.BadParameter("give at least one", param_hint="--prompt")
     return [sys.stdin.read() if text == "-" else text for text in given]
-
-
-def _templated(tokenizer: Any, text: str) -> Any:
-    from specdecode.bench.running import encode
-
-    if not tokenizer.chat_template:
-        raise ConfigError("--chat: the model's tokenizer has no chat template; leave --chat out")
-    return {"prompt_token_ids": encode(tokenizer, text), "prompt": text}
 
 
 def _print(tokenizer: Any, texts: Sequence[str], outputs: Sequence[Any], show_drafts: bool) -> None:

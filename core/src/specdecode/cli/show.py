@@ -31,29 +31,36 @@ def segments(tokenizer: Any, prompt_ids: Sequence[int], completion: Any) -> list
     A character of several tokens belongs to the one that completes it. Text that a stop string cut
     off belongs to no piece.
     """
-    pieces = _pieces(tokenizer, prompt_ids, completion.token_ids, completion.token_sources)
-    left = len(completion.text)
-    clipped = []
-    for text, drafted in pieces:
-        clipped.append((text[:left], drafted))
-        left -= len(clipped[-1][0])
-    merged = groupby((piece for piece in clipped if piece[0]), key=lambda piece: piece[1])
-    return [Segment("".join(text for text, _ in group), drafted) for drafted, group in merged]
+    return DraftMarker(tokenizer, prompt_ids).segments(completion, last=True)
 
 
-def _pieces(
-    tokenizer: Any, prompt_ids: Sequence[int], token_ids: Sequence[int], sources: Sequence[str]
-) -> Iterator[tuple[str, bool]]:
-    from specdecode.engine.detokenize import Detokenizer
+class DraftMarker:
+    """:func:`segments` of an output that comes bit by bit."""
 
-    detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=True, spaces=True)
-    drafted = False
-    for token, source in zip(token_ids, sources, strict=True):
-        drafted = source == "draft"
-        added = detokenizer.append(token)
-        yield detokenizer.text[len(detokenizer.text) - added :], drafted
-    added = detokenizer.flush()
-    yield detokenizer.text[len(detokenizer.text) - added :], drafted
+    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int]) -> None:
+        from specdecode.engine.detokenize import Detokenizer
+
+        self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=True, spaces=True)
+
+    def segments(self, new: Any, *, last: bool) -> list[Segment]:
+        """The pieces of ``new``, a completion that holds what came since the last call."""
+        left = len(new.text)
+        clipped = []
+        for text, drafted in self._pieces(new, last):
+            clipped.append((text[:left], drafted))
+            left -= len(clipped[-1][0])
+        merged = groupby((piece for piece in clipped if piece[0]), key=lambda piece: piece[1])
+        return [Segment("".join(text for text, _ in group), drafted) for drafted, group in merged]
+
+    def _pieces(self, new: Any, last: bool) -> Iterator[tuple[str, bool]]:
+        detokenizer, drafted = self._detokenizer, False
+        for token, source in zip(new.token_ids, new.token_sources, strict=True):
+            drafted = source == "draft"
+            added = detokenizer.append(token)
+            yield detokenizer.text[len(detokenizer.text) - added :], drafted
+        if last:
+            added = detokenizer.flush()
+            yield detokenizer.text[len(detokenizer.text) - added :], drafted
 
 
 def marked(pieces: Sequence[Segment], *, colour: bool) -> Text:
@@ -81,6 +88,6 @@ def legend(console: Console) -> Text:
     return marked(pieces, colour=shows_colour(console))
 
 
-def print_marked(console: Console, pieces: Sequence[Segment]) -> None:
+def print_marked(console: Console, pieces: Sequence[Segment], *, end: str = "\n") -> None:
     """Print a text with its accepted drafts marked, never re-wrapped or interpreted as markup."""
-    console.print(marked(pieces, colour=shows_colour(console)), soft_wrap=True, highlight=False)
+    console.print(marked(pieces, colour=shows_colour(console)), soft_wrap=True, highlight=False, end=end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..sampling.processors import ProcessorFault
 from ..sampling.sampler import UNDRAWABLE, draw
 from .plan import RowPlan, StepPlan
 from .request import Request
+
+logger = logging.getLogger(__name__)
 
 
 def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> SampleRow:
@@ -84,35 +87,40 @@ class LazyTargets(Sequence[int]):
         try:
             return int(draw(logits, SamplingBatch.build([row], logits.shape[-1], logits.device)))
         except ProcessorFault as fault:
+            logger.warning("request %s ends: %s", self.request.id, fault, exc_info=fault.__cause__)
             self.fault = fault
             return UNDRAWABLE
 
 
-def draw_targets(plan: StepPlan, logits: torch.Tensor, offsets: Sequence[int]) -> list[Sequence[int]]:
+def draw_targets(
+    plan: StepPlan, logits: torch.Tensor, offsets: Sequence[int], vocab_size: int
+) -> list[Sequence[int]]:
     """For each row of ``plan`` the target's token after its last token and after each of its drafts.
 
     Args:
-        logits: ``[R, V]``, row after row.
+        logits: ``[R, vocab_size]``, row after row.
         offsets: index into R of each row's first; -1 if it draws nothing.
 
     Returns:
         Empty for a row that draws nothing; ``UNDRAWABLE`` where there is no token to draw.
     """
     rows = [verification_rows(row) for row in plan.rows]
-    lazy = [bool(drawn) and row.request.processors is not None for row, drawn in zip(plan.rows, rows, strict=True)]
-    together = [draws for draws, alone in zip(rows, lazy, strict=True) if not alone]
-    first = logits
-    if any(lazy):
-        kept = [first + i for first, d, alone in zip(offsets, rows, lazy, strict=True) if not alone for i in range(len(d))]
-        first = logits[kept]
-    flat = [*itertools.chain.from_iterable(together)]
-    drawn = iter(draw(first, SamplingBatch.build(flat, logits.shape[-1], logits.device)).tolist() if flat else ())
-    return [
-        LazyTargets(row.request, logits[offset : offset + len(draws)], draws)
-        if alone
-        else [*itertools.islice(drawn, len(draws))]
-        for row, draws, alone, offset in zip(plan.rows, rows, lazy, offsets, strict=True)
-    ]
+    targets: list[Sequence[int]] = [()] * len(rows)
+    together: list[int] = []
+    for index, (row, draws, first) in enumerate(zip(plan.rows, rows, offsets, strict=True)):
+        if draws and row.request.processors is not None:
+            targets[index] = LazyTargets(row.request, logits[first : first + len(draws)], draws)
+        elif draws:
+            together.append(index)
+    flat = [sample for index in together for sample in rows[index]]
+    if not flat:
+        return targets
+    if len(flat) < len(logits):
+        logits = logits[[offsets[index] + place for index in together for place in range(len(rows[index]))]]
+    drawn = iter(draw(logits, SamplingBatch.build(flat, vocab_size, logits.device)).tolist())
+    for index in together:
+        targets[index] = [*itertools.islice(drawn, len(rows[index]))]
+    return targets
 
 
 def why_undrawable(targets: Sequence[int], logits: torch.Tensor) -> str:
@@ -121,4 +129,6 @@ def why_undrawable(targets: Sequence[int], logits: torch.Tensor) -> str:
         return "the model gave NaN logits: check its weights, or load it with dtype='float32'"
     if isinstance(targets, LazyTargets) and targets.fault is not None:
         return str(targets.fault)
-    return "no token is left to draw: allowed_token_ids, bad_words, min_tokens and logits_processors exclude all"
+    return (
+        "no token is left to draw: allowed_token_ids, bad_words, min_tokens and logits_processors exclude all"
+    )

@@ -110,17 +110,19 @@ class Feed:
         rows, slots, base = (self._tensor(value) for value in (rows, slots, base))
         floors = torch.tensor([row.request.draft_floor for row in self._fed], device=self._device)
         write = self._slots.physical(rows, slots, floors)
+        extra = None if extra is None else self._tensor(extra)
+        level = 0 if extra is None else (extra >= 0).sum(1)  # a node's ancestors and itself
         if self._check is not None:
             self._check(write)
         return AttentionMetadata(
             rows=rows,
-            positions=slots,
+            positions=base - 1 + level,
             write_slots=write,
             base=base,
             block_table=self._slots.device,
             block_size=self._slots.block_size,
             first=self._kv[kv].first,
-            extra=None if extra is None else self._tensor(extra),
+            extra=extra,
         )
 
     def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:

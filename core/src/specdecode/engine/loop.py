@@ -12,12 +12,11 @@ import torch
 
 from ..contract import Commit
 from ..runner.runner import ModelRunner, TargetOutput
-from ..sampling.batch import SamplingBatch
 from ..sampling.logprobs import RowLogprobs, gather_logprobs
-from ..sampling.sampler import draw
+from ..sampling.sampler import UNDRAWABLE
 from ..verify.base import Rule, Verdict
 from .drafting import Drafting
-from .draws import verification_rows
+from .draws import draw_targets, why_undrawable
 from .metrics import Counter, EngineMetrics
 from .output import DrawnTokens, RequestOutputState
 from .plan import RowPlan, StepPlan
@@ -79,6 +78,7 @@ class EngineCore:
         if not plan.rows:
             return []
         target = self._forward(plan)
+        self._score_prompts(plan, target)
         verdicts, outcomes = self._verify(plan, target)
         self._advance(plan, verdicts)
         touched = self._deliver(outcomes)
@@ -114,25 +114,56 @@ class EngineCore:
         return target
 
     @torch.inference_mode()
+    def _score_prompts(self, plan: StepPlan, target: TargetOutput) -> None:
+        """Log-probabilities of the prompts' tokens, for the requests that want them."""
+        for row, offset in zip(plan.rows, target.batch.offsets, strict=True):
+            request = row.request
+            positions = request.positions_to_score(row.start, row.start + row.new)
+            if not positions:
+                continue
+            assert request.prompt_logprobs is not None
+            first = offset - row.start
+            hidden = target.hidden[first + positions.start : first + positions.stop]
+            scores = self.outputs[request].prompt_logprobs
+            for logits in self.runner.logits_in_slices(hidden):
+                following = request.prompt_ids[len(scores) + 1 : len(scores) + 1 + len(logits)]
+                scores += gather_logprobs(logits, following, request.prompt_logprobs)
+            request.scored = len(scores)
+
+    @torch.inference_mode()
     def _verify(self, plan: StepPlan, target: TargetOutput) -> tuple[list[Verdict], list[RowOutcome]]:
         """Draw the target's own token at every verified position, then walk each row's drafts."""
         with timed(self.metrics.verify_seconds):
-            draws = verification_rows(plan)
-            batch = SamplingBatch.build(draws, self._vocab_size, target.logits.device)
-            targets = draw(target.logits, batch).tolist() if draws else []
-            verdicts = []
-            for row, first in zip(plan.rows, target.batch.logit_offsets, strict=True):
-                if first < 0:
-                    verdicts.append(NOTHING)
-                    continue
-                drawn = targets[first : first + len(row.drafts) + 1]
-                verdicts.append(self.rule(drawn, row.drafts.ids, row.drafts.parents))
+            targets = draw_targets(plan, target.logits, target.batch.logit_offsets, self._vocab_size)
+            verdicts = [
+                self.rule(drawn, row.drafts.ids, row.drafts.parents) if drawn else NOTHING
+                for row, drawn in zip(plan.rows, targets, strict=True)
+            ]
+            errors = self._errors(target, targets, verdicts)
+            for index in errors:
+                plan.rows[index].request.failed = True
+                verdicts[index] = attrs.evolve(verdicts[index], tokens=verdicts[index].tokens[:-1])
             logprobs = self._logprobs(plan, target, verdicts)
         outcomes = [
-            RowOutcome(row, DrawnTokens(verdict.tokens, len(verdict.accepted), logprobs.get(index)))
+            RowOutcome(
+                row,
+                DrawnTokens(verdict.tokens, len(verdict.accepted), logprobs.get(index), errors.get(index)),
+            )
             for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))
         ]
         return verdicts, outcomes
+
+    def _errors(
+        self, target: TargetOutput, targets: Sequence[Sequence[int]], verdicts: Sequence[Verdict]
+    ) -> dict[int, str]:
+        """Why there is no token behind the accepted drafts of a row, for the rows where there is none."""
+        errors: dict[int, str] = {}
+        for index, verdict in enumerate(verdicts):
+            if verdict.tokens and verdict.tokens[-1] == UNDRAWABLE:
+                node = verdict.accepted[-1] if verdict.accepted else -1
+                logits = target.logits[target.batch.logit_offsets[index] + 1 + node]
+                errors[index] = why_undrawable(targets[index], logits)
+        return errors
 
     def _logprobs(
         self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]
@@ -144,7 +175,7 @@ class EngineCore:
             if wanted is None or not verdict.tokens:
                 continue
             first = target.batch.logit_offsets[index]
-            where = [first, *(first + 1 + node for node in verdict.accepted)]
+            where = [first, *(first + 1 + node for node in verdict.accepted)][: len(verdict.tokens)]
             chosen = torch.tensor(verdict.tokens, device=target.logits.device)
             found[index] = gather_logprobs(target.logits[where], chosen, wanted)
         return found
@@ -155,8 +186,9 @@ class EngineCore:
         for row, verdict in zip(plan.rows, verdicts, strict=True):
             request = row.request
             first = request.num_output == 0
-            request.computed = row.start + row.new + len(verdict.accepted)
             request.token_ids.extend(verdict.tokens)
+            computed = row.start + row.new + len(verdict.accepted)
+            request.computed = min(computed, len(request.token_ids) - 1)  # equal unless the draw failed
             request.drafts = NO_DRAFTS
             if request.history is not None:
                 request.history.extend(verdict.tokens)
@@ -190,6 +222,7 @@ class EngineCore:
                 if request.stats.first_token is None:
                     request.stats.first_token = now
                     self.metrics.time_to_first_token.observe(now - request.stats.arrival)
+            if kept or state.finish:
                 touched.append(state)
             if state.finish:
                 self._end(request)
@@ -255,6 +288,7 @@ class LateEngineCore(EngineCore):
         if not plan.rows:
             return self._drain()
         target = self._forward(plan)
+        self._score_prompts(plan, target)
         verdicts, outcomes = self._verify(plan, target)
         self._advance(plan, verdicts)
         previous, self._pending = self._pending, outcomes

@@ -10,6 +10,7 @@ import attrs
 from ..sampling.logprobs import RowLogprobs
 from .detokenize import Detokenizer
 from .request import Request
+from .spacing import TightSpecialTokens
 from .stop import Finish, find_stop, stop_at_token
 
 TokenSource = Literal["draft", "target"]
@@ -17,11 +18,15 @@ TokenSource = Literal["draft", "target"]
 
 @attrs.frozen(eq=False)
 class DrawnTokens:
-    """What one verification gave a row, in order: accepted drafts and one token of the target's own."""
+    """What one verification gave a row, in order: accepted drafts and one token of the target's own.
+
+    With ``error`` that last token is missing and the request ends.
+    """
 
     ids: Sequence[int]
     accepted: int
     logprobs: Sequence[RowLogprobs] | None = None
+    error: str | None = None  #: why there is no token of the target's own
 
     def source(self, position: int) -> TokenSource:
         return "draft" if position < self.accepted else "target"
@@ -36,13 +41,17 @@ class RequestOutputState:
     token_ids: list[int] = attrs.field(factory=list)
     sources: list[TokenSource] = attrs.field(factory=list)
     logprobs: list[RowLogprobs] = attrs.field(factory=list)
+    prompt_logprobs: list[RowLogprobs] = attrs.field(factory=list)  #: of the prompt's tokens after the first
     finish: Finish | None = None
+    error: str | None = None  #: what went wrong, if that ended it
 
     @classmethod
     def create(cls, request: Request, tokenizer: Any) -> RequestOutputState:
         params = request.params
         detokenizer = None
         if tokenizer is not None and params.detokenize:
+            if not (params.skip_special_tokens or params.spaces_between_special_tokens):
+                tokenizer = TightSpecialTokens(tokenizer)
             detokenizer = Detokenizer(
                 tokenizer,
                 request.prompt_ids,
@@ -74,12 +83,14 @@ class RequestOutputState:
             self.finish = self._check(token)
             if self.finish:
                 return position + 1
+        if drawn.error is not None:
+            self.end("error", drawn.error)
         return len(drawn.ids)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, error: str | None = None) -> None:
         """End it from outside, for example by an abort."""
         if self.finish is None:
-            self.finish = Finish(reason)
+            self.finish, self.error = Finish(reason), error
             if self.detokenizer:
                 self.detokenizer.flush()
 

@@ -13,7 +13,9 @@ from ..kv import BlockPool, BlockTable
 
 if TYPE_CHECKING:
     from ..api.params import SamplingParams
+    from ..sampling.bad_words import BadWords
     from ..sampling.history import TokenHistory
+    from ..sampling.processors import LogitsProcessors
 
 
 class Status(enum.Enum):
@@ -86,10 +88,15 @@ class Request:
     stop_ids: tuple[int, ...] = ()  #: EOS and stop_token_ids: masked before min_tokens
     leader: Request | None = None  #: completion 0, whose prompt this one waits for
     history: TokenHistory | None = None  #: kept if a penalty needs it
+    bad_words: BadWords | None = None
+    processors: LogitsProcessors | None = None
+    prompt_logprobs: int | None = None  #: how many are wanted for each of the prompt's tokens
+    scored: int = 0  #: prompt tokens after the first whose log-probabilities are known
     token_ids: list[int] = attrs.Factory(lambda self: list(self.prompt_ids), takes_self=True)
     status: Status = Status.WAITING
     finish_reason: str | None = None
     admitted: bool = False
+    failed: bool = False  #: there is no token to draw after these; ends when that is delivered
     computed: int = 0
     drafts: RowDrafts = NO_DRAFTS
     table: BlockTable = attrs.field(init=False)
@@ -103,7 +110,7 @@ class Request:
 
     def attach(self, pool: BlockPool, num_kv_specs: int) -> None:
         """Give it an empty block table."""
-        self.table = BlockTable(pool, self.namespace)
+        self.table = BlockTable(pool, self.namespace, self.limit)
         self.own = [0] * num_kv_specs
 
     @property
@@ -123,6 +130,20 @@ class Request:
     @property
     def at_limit(self) -> bool:
         return len(self.token_ids) >= self.limit
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.prompt_logprobs is not None and self.scored < len(self.prompt_ids) - 1
+
+    def positions_to_score(self, start: int, stop: int) -> range:
+        """Of the positions ``start..stop-1`` those whose logits are log-probabilities still wanted.
+
+        The logits at a position are about the token after it.
+        """
+        if not self.scores_prompt:
+            return range(0)
+        return range(max(start, self.scored), min(stop, len(self.prompt_ids) - 1))
 
     @property
     def draft_lag(self) -> int:

@@ -60,7 +60,7 @@ class Scheduler:
     def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
         """The next step; None if it takes a preemption and none is allowed now."""
         plan, left = StepPlan(), self.config.max_num_batched_tokens
-        active = [request for request in self.running if not request.at_limit]
+        active = [request for request in self.running if not (request.at_limit or request.failed)]
         for position, request in enumerate(active):
             if request.status is not Status.RUNNING:
                 continue  # preempted by a row before it
@@ -176,8 +176,9 @@ class Scheduler:
 
         At least the last token is computed again, for its logits; with taps also the one before the
         end of the hit, whose hidden state the next entry is made from. Neither is written again.
+        Log-probabilities of a prompt want all of it computed.
         """
-        if not self.config.prefix_caching:
+        if not self.config.prefix_caching or request.scores_prompt:
             return
         tapped = self.config.draft_layers and self.config.tapped
         hit = request.table.take_prefix(request.token_ids, drafted_only=tapped)
@@ -205,7 +206,7 @@ class Scheduler:
             return
         for row in plan.rows:
             request = row.request
-            if request.status in (Status.RUNNING, Status.ENDED):
+            if request.status in (Status.RUNNING, Status.ENDED) and not request.failed:
                 drafted = min(request.own) if request.own else None
                 request.table.publish(
                     request.token_ids, min(request.computed, len(request.token_ids)), drafted

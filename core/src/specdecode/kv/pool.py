@@ -30,6 +30,7 @@ class BlockPool:
         self._key: list[bytes | None] = [None] * (num_blocks + 1)
         self._drafted = [False] * (num_blocks + 1)
         self._by_key: dict[bytes, int] = {}
+        self._cursor = 1  # where the next table may start
 
     @property
     def num_free(self) -> int:
@@ -41,11 +42,26 @@ class BlockPool:
         """Fraction of blocks held by requests."""
         return 1 - self.num_free / self.num_blocks if self.num_blocks else 0.0
 
-    def allocate(self) -> int:
-        """A block held once, without content. Raises :class:`PoolExhausted`."""
+    def allocate(self, after: int = NULL_BLOCK, expect: int = 1) -> int:
+        """A block held once, without content.
+
+        Args:
+            after: the table's last block, whose neighbour is taken if it is free and without content:
+                attention reads a row of neighbouring blocks in place.
+            expect: for a table's first block, how many it may come to; the next table starts beyond.
+
+        Raises:
+            PoolExhausted: no block is free.
+        """
         if not self._free:
             raise PoolExhausted(f"all {self.num_blocks} KV blocks are held")
-        block, _ = self._free.popitem(last=False)
+        block = after + 1 if after else self._cursor
+        if block in self._free and self._key[block] is None:
+            del self._free[block]
+        else:
+            block, _ = self._free.popitem(last=False)
+        if not after:
+            self._cursor = block + expect if block + expect <= self.num_blocks else 1
         self._unpublish(block)
         self._holders[block] = 1
         return block
@@ -103,7 +119,7 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._key[block] = None
-            if self._holders[block] == 0 and block in self._free:
+            if block in self._free:
                 self._free.move_to_end(block, last=False)
         self._drafted[block] = False
 

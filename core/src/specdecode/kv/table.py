@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from .keys import BlockKeys
-from .pool import BlockPool
+from .pool import NULL_BLOCK, BlockPool
 
 
 @attrs.frozen
@@ -21,9 +21,11 @@ class PrefixHit:
 class BlockTable:
     """Blocks in the order of the tokens they hold; logical slot ``j`` is in ``blocks[j // block_size]``."""
 
-    def __init__(self, pool: BlockPool, namespace: str) -> None:
+    def __init__(self, pool: BlockPool, namespace: str, expect: int = 0) -> None:
+        """``expect``: how many slots it may come to."""
         self.blocks: list[int] = []
         self._pool = pool
+        self._expect = max(1, -(-expect // pool.block_size))
         self._keys = BlockKeys(namespace, pool.block_size)
         self._shared = 0  # leading blocks taken from the prefix cache
         self._settled = 0  # leading blocks that publish need not look at again
@@ -36,7 +38,8 @@ class BlockTable:
     def ensure(self, num_slots: int) -> None:
         """Have blocks for ``num_slots`` slots; raises ``PoolExhausted``, keeping what it got."""
         while self.capacity < num_slots:
-            self.blocks.append(self._pool.allocate())
+            last = self.blocks[-1] if self.blocks else NULL_BLOCK
+            self.blocks.append(self._pool.allocate(last, self._expect))
 
     def trim(self, num_slots: int) -> bool:
         """Give back blocks beyond ``num_slots`` slots; True if there were any."""

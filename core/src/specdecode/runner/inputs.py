@@ -14,13 +14,20 @@ from ..kv.pool import NULL_BLOCK
 
 
 class SlotMap:
-    """Block tables of a step's rows, side by side: logical slots to physical ones."""
+    """Block tables of a step's rows, side by side: logical slots to physical ones.
 
-    def __init__(self, tables: Sequence[Sequence[int]], block_size: int, device: torch.device) -> None:
+    Slots beyond a row's blocks are the null block's, up to ``reach`` at least: a drafter that works
+    on all rows alike gets there in rows that have no scratch slots.
+    """
+
+    def __init__(
+        self, tables: Sequence[Sequence[int]], block_size: int, device: torch.device, reach: int = 0
+    ) -> None:
         self.block_size = block_size
-        self.host = np.full((len(tables), max(map(len, tables), default=0) + 1), NULL_BLOCK, np.int64)
+        columns = max([-(-reach // block_size), *map(len, tables)]) + 1
+        self.host = np.full((len(tables), columns), NULL_BLOCK, np.int64)
         for row, blocks in enumerate(tables):
-            self.host[row, : len(blocks)] = blocks  # the last column stays the null block
+            self.host[row, : len(blocks)] = blocks
         self.device = torch.from_numpy(self.host).to(device, non_blocking=True)
 
     def physical(self, rows: torch.Tensor, slots: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
@@ -43,8 +50,11 @@ class TargetBatch:
     logit_offsets: list[int]  #: index into R of each row's first; -1 if it draws nothing
 
 
-def stage(plan: StepPlan, block_size: int, device: torch.device) -> TargetBatch:
-    """Lay the rows of ``plan`` out one after the other."""
+def stage(plan: StepPlan, block_size: int, device: torch.device, scratch: int = 0) -> TargetBatch:
+    """Lay the rows of ``plan`` out one after the other.
+
+    ``scratch``: slots behind the tokens of any row that drafting may look at.
+    """
     rows = plan.rows
     lengths = [row.num_tokens for row in rows]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -69,7 +79,9 @@ def stage(plan: StepPlan, block_size: int, device: torch.device) -> TargetBatch:
         if row.samples:
             logit_tokens.extend(range(end - 1, first + row.num_tokens))
 
-    slot_map = SlotMap([row.request.table.blocks for row in rows], block_size, device)
+    # the tokens there are, those this step may add, and the scratch slots
+    reach = max((len(row.request.token_ids) + len(row.drafts) for row in rows), default=0) + 1 + scratch
+    slot_map = SlotMap([row.request.table.blocks for row in rows], block_size, device, reach)
     row_of = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device)
     floors = torch.tensor([row.request.target_floor for row in rows], device=device)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
 
-from ..contract import FINAL, Tap
+from ..contract import FINAL, Needs, Tap
 from ..engine.plan import StepPlan
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
 from ..models.decoder import Decoder
 from .inputs import TargetBatch, stage
+
+#: Most tokens whose logits are made at a time where a whole prompt's are wanted.
+LOGIT_ROWS = 256
 
 
 @attrs.frozen(eq=False)
@@ -22,6 +25,7 @@ class TargetOutput:
 
     batch: TargetBatch
     logits: torch.Tensor  #: ``[R, vocab]`` float32
+    hidden: torch.Tensor  #: ``[T, hidden]`` after the final norm
     taps: dict[Tap, torch.Tensor]  #: each ``[T, hidden]``
 
 
@@ -29,12 +33,14 @@ class ModelRunner:
     """The target on its KV layers."""
 
     def __init__(
-        self, model: Decoder, store: KVStore, pool: BlockPool, device: torch.device, taps: Sequence[Tap]
+        self, model: Decoder, store: KVStore, pool: BlockPool, device: torch.device, needs: Needs | None = None
     ) -> None:
+        taps = needs.taps if needs else ()
         self.model = model
         self.store = store
         self.device = device
         self._pool = pool
+        self._scratch = needs.reserve if needs else 0
         self._final = FINAL in taps
         self._boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
         self.check_writes = bool(os.environ.get("SPECDECODE_CHECK_WRITES"))
@@ -42,7 +48,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> TargetOutput:
         """Compute all tokens of ``plan``."""
-        batch = stage(plan, self._pool.block_size, self.device)
+        batch = stage(plan, self._pool.block_size, self.device, self._scratch)
         if self.check_writes:
             self.assert_writable(batch.meta.write_slots, draft=False)
         hidden, tapped = self.model(
@@ -52,7 +58,12 @@ class ModelRunner:
         taps: dict[Tap, torch.Tensor] = dict(zip(map(Tap, self._boundaries), tapped, strict=True))
         if self._final:
             taps[FINAL] = hidden
-        return TargetOutput(batch, logits, taps)
+        return TargetOutput(batch, logits, hidden, taps)
+
+    def logits_in_slices(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Logits of many tokens, ``[N, hidden]``, as parts ``[n, vocab]`` that memory has room for."""
+        for part in hidden.split(LOGIT_ROWS):
+            yield self.model.compute_logits(part)
 
     @torch.inference_mode()
     def keep_accepted(self, plan: StepPlan, accepted: Sequence[Sequence[int]]) -> None:

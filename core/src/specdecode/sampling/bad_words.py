@@ -20,9 +20,7 @@ class BadWords:
     endings: dict[int, dict[tuple[int, ...], tuple[int, ...]]]
 
     @classmethod
-    def of(
-        cls, words: Iterable[str], encode: Callable[[str], Sequence[int]], vocab_size: int
-    ) -> BadWords:
+    def of(cls, words: Iterable[str], encode: Callable[[str], Sequence[int]], vocab_size: int) -> BadWords:
         """Tokenize ``words``: each as the text may hold it at its beginning, and behind a space.
 
         A form with a space that only ends in the other form's ids is banned with it. A form with an

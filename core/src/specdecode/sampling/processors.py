@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Processor = Callable[..., Any]
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 
 class ProcessorFault(SpecdecodeError):
     """A processor raised, or gave what is no logits: the end of its request, and of no other."""
@@ -32,11 +34,9 @@ def takes_prompt(processor: Any) -> bool:
         parameters = inspect.signature(processor).parameters.values()
     except ValueError:  # some builtins do not tell
         return False
-    kinds = [p.kind for p in parameters]
-    positional = [
-        p for p in parameters if p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = sum(p.default is inspect.Parameter.empty for p in positional)
+    kinds = [parameter.kind for parameter in parameters]
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    needed = sum(parameter.default is inspect.Parameter.empty for parameter in positional)
     most = len(positional) if inspect.Parameter.VAR_POSITIONAL not in kinds else 3
     if needed > 3 or most < 2:
         raise TypeError(

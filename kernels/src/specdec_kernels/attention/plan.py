@@ -105,7 +105,6 @@ class AttentionPlan:
             if begin < end:
                 hidden = ~self._visible(tokens, tile.low + begin, tile.low + end)
                 np.copyto(mask[:, :, begin:end], -np.inf, where=hidden[:, None])
-        mask[self._blind[tokens], :, 0] = 0.0  # a row without any key would be NaN
         return torch.from_numpy(mask.reshape(-1, length)).to(self._device, self._dtype)
 
     def _visible(self, tokens: slice, start: int, stop: int) -> np.ndarray:

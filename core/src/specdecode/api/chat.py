@@ -1,0 +1,234 @@
+"""Conversations to prompts, through the chat template of the model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import attrs
+
+from ..contract import ConfigError
+from ..inputs import TokensPrompt
+
+ContentFormat = Literal["auto", "string", "openai"]
+
+#: Types of content parts that are text, and the key that holds it.
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+#: What :class:`ChatOptions` or core itself tells ``apply_chat_template``; all else is the template's.
+_TAKEN = (
+    "chat_template", "tools", "add_generation_prompt", "continue_final_message",
+    "conversation", "tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length",
+    "return_assistant_tokens_mask", "tokenizer_kwargs",
+)  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class ChatOptions:
+    """How conversations become prompts; the names are those of ``LLM.chat``."""
+
+    chat_template: str | None = None  #: Jinja text; None: the tokenizer's own
+    content_format: ContentFormat = "auto"
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[Any] | None = None
+    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        faults = []
+        if self.content_format not in get_args(ContentFormat):
+            faults.append(
+                f"chat_template_content_format must be one of {', '.join(get_args(ContentFormat))}, "
+                f"got {self.content_format!r}"
+            )
+        if self.add_generation_prompt and self.continue_final_message:
+            faults.append(
+                "add_generation_prompt=True begins a new message and continue_final_message=True goes on "
+                "with the last one: set add_generation_prompt=False"
+            )
+        if self.tools is not None and (isinstance(self.tools, str) or not isinstance(self.tools, Sequence)):
+            faults.append(f"tools must be a list of JSON schemas or functions, got {_shown(self.tools)}")
+        faults += [
+            f"chat_template_kwargs.{name} is refused: the template is told it by other means"
+            for name in self.template_kwargs
+            if name in _TAKEN
+        ]
+        if faults:
+            raise ConfigError(*faults)
+
+
+def chat_prompts(tokenizer: Any, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
+    """The prompts of one conversation, or of a list of them.
+
+    Raises:
+        ConfigError: ``messages`` is neither, or see :func:`chat_prompt`.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ConfigError(
+            "messages must be a list of messages such as {'role': 'user', 'content': '...'}, or a list of "
+            f"such lists, got {_shown(messages)}"
+        )
+    if isinstance(messages[0], Mapping):
+        return [chat_prompt(tokenizer, messages, options)]
+    return [
+        chat_prompt(tokenizer, conversation, options, where=f"messages[{index}]")
+        for index, conversation in enumerate(messages)
+    ]
+
+
+def chat_prompt(
+    tokenizer: Any, conversation: Any, options: ChatOptions, *, where: str = "messages"
+) -> TokensPrompt:
+    """The prompt that ``conversation`` is in the chat template.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        where: what messages of errors call the conversation.
+
+    Raises:
+        ConfigError: there is no tokenizer or template, a message is malformed or holds what is no
+            text, or the template refuses the conversation.
+    """
+    template = _template_of(tokenizer, options)
+    as_parts = options.content_format == "openai" or (
+        options.content_format == "auto" and _loops_over_content(template)
+    )
+    messages = _messages(conversation, where, as_parts=as_parts)
+    try:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=None if options.tools is None else list(options.tools),
+            chat_template=options.chat_template,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            tokenize=False,
+            **options.template_kwargs,
+        )
+    except Exception as error:  # what a template raises is its author's choice
+        raise ConfigError(f"{where}: the chat template refuses it: {error}") from error
+    # The template wrote the special tokens that belong there.
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return TokensPrompt(prompt_token_ids=list(ids), prompt=text)
+
+
+def _template_of(tokenizer: Any, options: ChatOptions) -> str:
+    if tokenizer is None:
+        raise ConfigError("chat wants a tokenizer and skip_tokenizer_init=True left none: use generate")
+    if options.chat_template is not None:
+        return options.chat_template
+    if not tokenizer.chat_template:
+        raise ConfigError("the model's tokenizer has no chat template: give chat_template, or use generate")
+    template = tokenizer.chat_template
+    return template if isinstance(template, str) else ""  # named templates: transformers chooses
+
+
+def _loops_over_content(template: str) -> bool:
+    """Whether the template takes a message's content as a list of parts."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateError:
+        return False  # transformers will tell, or knows more tags
+    named = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
+    }
+    return any(
+        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in named)
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _is_content(node: Any) -> bool:
+    """``message.content`` or ``message['content']``."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    )
+
+
+def _messages(conversation: Any, where: str, *, as_parts: bool) -> list[dict[str, Any]]:
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
+        raise ConfigError(f"{where} must be a list of messages, got {_shown(conversation)}")
+    messages: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for index, message in enumerate(conversation):
+        try:
+            messages.append(_message(message, f"{where}[{index}]", as_parts=as_parts))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+    return messages
+
+
+def _message(message: Any, where: str, *, as_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where} must be a mapping with role and content, got {_shown(message)}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ConfigError(f"{where}.role must be a name such as 'user', got {role!r}")
+    calls = message.get("tool_calls")
+    if message.get("content") is None and not calls:
+        raise ConfigError(f"{where}.content is missing: give a text")
+    texts = _texts(message.get("content"), f"{where}.content")
+    content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    told = {**message, "content": content}
+    if calls:
+        told["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)
+        ]
+    return told
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """The texts of a message: its parts, or the one it is."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, Sequence):
+        raise ConfigError(f"{where} must be a text or a list of text parts, got {_shown(content)}")
+    return [_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
+
+
+def _text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise ConfigError(
+            f"{where} must be a text part such as {{'type': 'text', 'text': '...'}}, got {_shown(part)}"
+        )
+    if kind not in TEXT_PARTS:
+        raise ConfigError(f"{where} is of type {kind!r}, which is refused: only text is built so far")
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}.{TEXT_PARTS[kind]} must be a text, got {_shown(text)}")
+    return text
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """Templates want a call's arguments as a mapping; the API that wrote them gives JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ConfigError(f"{where} must be a mapping with function, got {_shown(call)}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{where}.function.arguments is not JSON: {error}") from None
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

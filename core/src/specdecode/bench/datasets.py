@@ -1,0 +1,218 @@
+"""Prompts from the files that speculative decoding is usually measured on. Nothing is downloaded.
+
+Each reader takes the first user turn of an entry, as a benchmark cannot know the model's answer to it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from specdecode.contract import ConfigError
+
+from .tasks import Prompt, Task
+
+#: What an article is put behind.
+SUMMARISE = "Summarize the following article in a few sentences.\n\n"
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """A prompt of an entry."""
+
+    text: str
+    id: str | None = None  #: None: the entry's number
+    task: str | None = None  #: None: the file's name
+
+
+@attrs.frozen(kw_only=True)
+class DatasetFormat:
+    """How entries of a kind of file become prompts.
+
+    ``read`` gives None for an entry without a prompt, which is passed over, and raises ``ValueError``
+    for one that is not of this format.
+    """
+
+    name: str
+    shape: str  #: of an entry, in words, for messages and documentation
+    read: Callable[[Mapping[str, Any]], Found | None]
+
+
+def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Task, ...]:
+    """The first ``limit`` prompts of a file, by task.
+
+    Args:
+        path: JSON lines, a JSON list or (``cnn_dailymail``) CSV, each perhaps gzipped.
+        format: a key of :data:`FORMATS`.
+        limit: None: all.
+
+    Raises:
+        ConfigError: the format is unknown, the file cannot be read, an entry is not of the format, or
+            there is no prompt in it.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"dataset-format must be one of {', '.join(FORMATS)}, got {format!r}")
+    kind = FORMATS[format]
+    grouped: dict[str, list[Prompt]] = {}
+    count = 0
+    for number, entry in enumerate(_entries(path, _text(path)), start=1):
+        if limit is not None and count >= limit:
+            break
+        try:
+            found = kind.read(_mapping(entry))
+        except (ValueError, KeyError) as error:
+            told = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"dataset: {path}, entry {number} {told}; {format} wants {kind.shape}"
+            ) from None
+        if found is None:
+            continue
+        count += 1
+        prompt = Prompt(id=found.id or str(number), text=found.text)
+        grouped.setdefault(found.task or path.stem, []).append(prompt)
+    if not grouped:
+        raise ConfigError(f"dataset: {path} holds no prompt; {format} wants {kind.shape}")
+    return _tasks(grouped, path)
+
+
+def _tasks(grouped: Mapping[str, list[Prompt]], path: Path) -> tuple[Task, ...]:
+    return tuple(
+        Task(name=name, summary=f"from {path.name}", prompts=tuple(_distinct(prompts)))
+        for name, prompts in grouped.items()
+    )
+
+
+def _distinct(prompts: list[Prompt]) -> Iterator[Prompt]:
+    """Ids that a file gives twice are told apart."""
+    seen: dict[str, int] = {}
+    for prompt in prompts:
+        seen[prompt.id] = seen.get(prompt.id, 0) + 1
+        count = seen[prompt.id]
+        yield prompt if count == 1 else attrs.evolve(prompt, id=f"{prompt.id}#{count}")
+
+
+# -- files ------------------------------------------------------------------------------------------
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"dataset: {path} is not UTF-8 text (byte {error.start}); JSON, JSON lines and CSV can be read, "
+            "convert other files first"
+        ) from None
+    except (OSError, EOFError) as error:
+        raise ConfigError(
+            f"dataset: cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+
+
+def _entries(path: Path, text: str) -> Iterator[Any]:
+    if path.suffixes[-1:] == [".csv"] or path.suffixes[-2:] == [".csv", ".gz"]:
+        csv.field_size_limit(sys.maxsize)  # an article is longer than the default
+        yield from csv.DictReader(io.StringIO(text))
+        return
+    if text.lstrip().startswith("["):
+        try:
+            entries = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"dataset: {path} is not JSON: {error}") from None
+        yield from entries
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(
+                    f"dataset: {path}, line {number} is not JSON: {error.msg} at column {error.colno}"
+                ) from None
+
+
+# -- entries ----------------------------------------------------------------------------------------
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"holds {str(value)[:40]!r} where an object belongs")
+    return value
+
+
+def _string(entry: Mapping[str, Any], key: str) -> str:
+    value = entry[key]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"has {key} = {str(value)[:40]!r}, which is no text")
+    return value
+
+
+def _id(entry: Mapping[str, Any], key: str) -> str | None:
+    value = entry.get(key)
+    return None if value is None else str(value)
+
+
+def _sharegpt(entry: Mapping[str, Any]) -> Found | None:
+    turns = entry["conversations"]
+    if not isinstance(turns, list):
+        raise ValueError(f"has conversations = {str(turns)[:40]!r}, which is no list")
+    for turn in map(_mapping, turns):
+        if turn["from"] in ("human", "user"):
+            text = str(turn["value"]).strip()
+            return Found(text=text, id=_id(entry, "id")) if text else None
+    return None
+
+
+def _cnn_dailymail(entry: Mapping[str, Any]) -> Found:
+    return Found(text=SUMMARISE + _string(entry, "article").strip(), id=_id(entry, "id"))
+
+
+def _humaneval(entry: Mapping[str, Any]) -> Found:
+    _string(entry, "entry_point")  # other sets have a prompt as well
+    return Found(text=_string(entry, "prompt"), id=_string(entry, "task_id"))
+
+
+def _mt_bench(entry: Mapping[str, Any]) -> Found:
+    turns = entry["turns"]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
+        raise ValueError(f"has turns = {str(turns)[:40]!r}, which is no list of texts")
+    return Found(text=turns[0], id=_id(entry, "question_id"), task=_string(entry, "category"))
+
+
+def _own(entry: Mapping[str, Any]) -> Found:
+    task = _string(entry, "task") if "task" in entry else None
+    return Found(text=_string(entry, "prompt"), id=_id(entry, "id"), task=task)
+
+
+FORMATS: dict[str, DatasetFormat] = {
+    kind.name: kind
+    for kind in (
+        DatasetFormat(name="jsonl", shape='{"prompt": "..."}, perhaps with "task" and "id"', read=_own),
+        DatasetFormat(
+            name="sharegpt",
+            shape='{"id": "...", "conversations": [{"from": "human", "value": "..."}, ...]}',
+            read=_sharegpt,
+        ),
+        DatasetFormat(
+            name="cnn_dailymail",
+            shape='{"article": "...", "id": "..."}, or CSV with these columns',
+            read=_cnn_dailymail,
+        ),
+        DatasetFormat(
+            name="humaneval",
+            shape='{"task_id": "HumanEval/0", "prompt": "...", "entry_point": "..."}',
+            read=_humaneval,
+        ),
+        DatasetFormat(
+            name="mt_bench",
+            shape='{"question_id": 81, "category": "...", "turns": ["...", "..."]}',
+            read=_mt_bench,
+        ),
+    )
+}
