@@ -9,7 +9,7 @@ from typing import Any
 
 from specdecode.api.args import EngineFields
 from specdecode.api.keywords import Foreign, foreign_keywords
-from specdecode.api.legacy import FLAT, OLD
+from specdecode.api.legacy import OLD
 from specdecode.config import ConfigField, fields_of
 from specdecode.plugins.hints import not_methods, other_spellings
 

@@ -58,10 +58,11 @@ class Lab:
         scripted.install()
         self.target = target
         self.draft = draft
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = load_model(
             resolve_model(str(target)),
             dtype=torch.float32,
-            device=torch.device("cpu"),
+            device=self.device,
             max_model_len=MAX_MODEL_LEN,
         )
         self._expected: dict[Any, list[int]] = {}
@@ -203,6 +204,7 @@ class Lab:
             outer = {**(recorder if recorded else config), **(policy or {})}
         defaults: dict[str, Any] = {
             "dtype": "float32",
+            "device": self.device.type,
             "block_size": BLOCK_SIZE,
             "num_gpu_blocks_override": 300,
             "max_num_seqs": 8,

@@ -1,4 +1,4 @@
-"""vLLM's engine keywords: each that works with speculation on, each that does nothing, each that is refused."""
+"""vLLM's engine keywords: each that works (with speculation on), does nothing, or is refused."""
 
 from __future__ import annotations
 
@@ -159,7 +159,13 @@ def test_a_keyword_in_no_table_is_an_error_with_the_nearest_name(checkpoint, typ
 def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         EngineArgs(
-            "x", enable_lora=True, max_num_seqs=0, bloc_size=3, speculative_model="a", spec_model="b", device=3
+            "x",
+            enable_lora=True,
+            max_num_seqs=0,
+            bloc_size=3,
+            speculative_model="a",
+            spec_model="b",
+            device=3,
         )
     told = "\n".join(caught.value.faults)
     assert len(caught.value.faults) == 5
@@ -202,8 +208,8 @@ OLD_FLAT = {
     [
         OLD_FLAT,
         {"speculative_config": OLD_FLAT},
-        {"speculative_config": {"model": "[ngram]", "num_speculative_tokens": 5}, "ngram_prompt_lookup_max": 4,
-         "ngram_prompt_lookup_min": 1},
+        {"speculative_config": {"model": "[ngram]", "num_speculative_tokens": 5},
+         "ngram_prompt_lookup_max": 4, "ngram_prompt_lookup_min": 1},
         {"speculative_config": {**TODAY, "method": "ngram_gpu"}},
         {"spec_method": "ngram_gpu", "speculative_config": {k: v for k, v in TODAY.items() if k != "method"}},
     ],
@@ -271,7 +277,11 @@ def test_old_keywords_left_at_none_say_nothing(caplog):
 
 def test_an_old_spelling_of_a_draft_model_reaches_the_draft(checkpoint, expected, caplog):
     llm, tokens = run(
-        checkpoint, None, speculative_model=checkpoint, num_speculative_tokens=3, spec_method="scripted-small-draft"
+        checkpoint,
+        None,
+        speculative_model=checkpoint,
+        num_speculative_tokens=3,
+        spec_method="scripted-small-draft",
     )
     assert tokens == expected and llm.llm_engine.method == "scripted-small-draft"
     assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0

@@ -11,11 +11,6 @@ pytestmark = pytest.mark.model
 
 MAX_TOKENS = 16
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
-RUNS = {
-    "alone": {"max_num_seqs": 1},
-    "batch-of-8-in-a-small-pool": {"max_num_seqs": 8, "num_gpu_blocks_override": 48},
-    "in-chunks-of-16": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
-}
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +27,9 @@ def requests(model):
     """Every prompt twice: greedy, and at temperature 0.9 with a seed."""
     from specdecode import SamplingParams
     from specdecode.bench.tasks import builtin_tasks
+    from specdecode.models import load_tokenizer, resolve_model
 
-    with _llm(model, num_gpu_blocks_override=64) as llm:
-        tokenizer = llm.get_tokenizer()
+    tokenizer = load_tokenizer(resolve_model(model))
     prompts, params = [], []
     for task in builtin_tasks():
         for number, prompt in enumerate(task.prompts):
@@ -65,13 +60,27 @@ def _ids(llm, requests):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_ngram_on_every_prompt(model, requests, plain, run):
-    with _llm(model, NGRAM, **RUNS[run]) as llm:
-        ids = _ids(llm, requests)
-        metrics = {metric.name: metric.value for metric in llm.get_metrics()}
-    differing = [index for index, (got, want) in enumerate(zip(ids, plain, strict=True)) if got != want]
-    assert not differing
-    assert metrics["vllm:spec_decode_num_accepted_tokens"] > 0
-    if "small-pool" in run:
-        assert metrics["vllm:num_preemptions"] > 0
+def _metric(llm, name):
+    return next(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def _differing(got, want):
+    return [index for index, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1]]
+
+
+def test_in_chunks_of_16_and_then_alone(model, requests, plain):
+    """Eight at a time, prompts in chunks; then one by one, from the prefix cache."""
+    with _llm(model, NGRAM, max_num_seqs=8, max_num_batched_tokens=16) as llm:
+        assert not _differing(_ids(llm, requests), plain)
+        accepted = _metric(llm, "vllm:spec_decode_num_accepted_tokens")
+        alone = [_ids(llm, ([prompt], [params]))[0] for prompt, params in zip(*requests, strict=True)]
+        assert not _differing(alone, plain)
+        assert 0 < accepted < _metric(llm, "vllm:spec_decode_num_accepted_tokens")
+
+
+def test_under_preemption(model, requests, plain):
+    """Eight at a time on a pool that holds two or three of them."""
+    with _llm(model, NGRAM, max_num_seqs=8, num_gpu_blocks_override=48) as llm:
+        assert not _differing(_ids(llm, requests), plain)
+        assert _metric(llm, "vllm:num_preemptions") > 0
+        assert _metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0

@@ -46,9 +46,15 @@ def refused(call, *needles: str, kind: type[Exception] = ValueError) -> str:
         ({"enable_lora": True}, ["enable_lora", "not built"]),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 8}, ["max_num_batched_tokens=8", "max_num_seqs=64"]),
         ({"device": "quantum"}, ["device", "quantum"]),
-        ({"max_model_len": 256, "num_gpu_blocks_override": 4}, ["max_model_len=256", "64", "num_gpu_blocks_override"]),
+        (
+            {"max_model_len": 256, "num_gpu_blocks_override": 4},
+            ["max_model_len=256", "64", "num_gpu_blocks_override"],
+        ),
         ({"max_model_len": 10**7}, ["max_model_len", "10000000"]),
-        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 64}, ["enable_chunked_prefill", "max_num_batched_tokens"]),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+            ["enable_chunked_prefill", "max_num_batched_tokens"],
+        ),
     ],
 )
 def test_engine_arguments(checkpoint, keywords, needles):
@@ -156,7 +162,8 @@ def test_sampling_params(fields, needles):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"stop_token_ids": [300]}, {"logit_bias": {300: 1.0}}, {"allowed_token_ids": [300]}, {"logprobs": 400}]
+    "fields",
+    [{"stop_token_ids": [300]}, {"logit_bias": {300: 1.0}}, {"allowed_token_ids": [300]}, {"logprobs": 400}],
 )
 def test_sampling_params_against_the_vocabulary(llm, fields):
     (name,) = fields

@@ -71,7 +71,7 @@ def test_mt_bench_gives_first_turns_by_category(write):
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_cnn_dailymail_asks_for_a_summary_of_the_article(write, suffix):
-    article = "A long story,\nwith \"quotes\". " * 6000  # more than the csv module takes by default
+    article = 'A long story,\nwith "quotes". ' * 6000  # more than the csv module takes by default
     entry = {"id": "f00", "article": article, "highlights": "short"}
     path = write(f"test.{suffix}", lines([entry]))
     if suffix == "csv":
@@ -133,7 +133,9 @@ def test_files_that_cannot_be_read(write, name, content, message):
 
 
 def test_an_unknown_format_and_a_missing_file(tmp_path):
-    with pytest.raises(ConfigError, match="must be one of jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench"):
+    with pytest.raises(
+        ConfigError, match="must be one of jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench"
+    ):
         read_dataset(tmp_path / "x", "gsm8k")
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere\.json: No such file"):
         read_dataset(tmp_path / "nowhere.json", "sharegpt")

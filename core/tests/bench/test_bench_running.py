@@ -145,7 +145,9 @@ def test_an_engine_that_drafted_nothing_has_no_cost(clock):
 def test_the_advice_is_on_the_batch_size_that_gains_least(clock):
     texts = "abcdefghijklmnopqrstuvwxyz" * 2
     good = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=4), [task("t", texts)])
-    assert advice_on(good) == "100% of the drafts were accepted, more than 80%: lengthen num_speculative_tokens"
+    assert (
+        advice_on(good) == "100% of the drafts were accepted, more than 80%: lengthen num_speculative_tokens"
+    )
     slow = FakeEngine(clock, drafted=4, propose=9.0)
     bad = run(clock, FakeEngine(clock), slow, [task("t", texts)], batch_sizes=(2,))
     assert advice_on([*good, *bad]).startswith(

@@ -198,7 +198,9 @@ def test_a_validator_that_reads_another_field():
     given = {"num_speculative_tokens": 2, "shortest": 6}
     assert faults(Window, given) == ("config.shortest must be at most longest (5), got 6",)
     # The other field is wrong itself: its own fault is told, and the comparison is not made.
-    assert faults(Window, {**given, "longest": None}) == ("config.longest must be an integer, got None (most)",)
+    assert faults(Window, {**given, "longest": None}) == (
+        "config.longest must be an integer, got None (most)",
+    )
     assert structure(Window, {**given, "longest": 6}, "config").shortest == 6
 
 

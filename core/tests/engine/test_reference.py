@@ -18,9 +18,8 @@ SEEDED = SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=10)
 
 @pytest.fixture(scope="module")
 def model(tiny_target):
-    return load_model(
-        resolve_model(str(tiny_target)), dtype=torch.float32, device=torch.device("cpu"), max_model_len=64
-    )
+    cpu = torch.device("cpu")
+    return load_model(resolve_model(str(tiny_target)), dtype=torch.float32, device=cpu, max_model_len=64)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +128,7 @@ def test_drafts_depend_on_the_whole_history_and_nothing_else(model, target, conf
 def test_the_engine_decodes_as_the_reference(model, tiny_target):
     llm = LLM(
         str(tiny_target),
-        dtype="float32",
+        device="cpu",
         block_size=4,
         num_gpu_blocks_override=64,
         max_model_len=64,

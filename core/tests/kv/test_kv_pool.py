@@ -12,7 +12,9 @@ from specdecode.kv.table import PrefixHit
 SIZE = 4
 
 
-def table_of(pool: BlockPool, tokens: list[int], *, drafted: int | None = None, namespace: str = "") -> BlockTable:
+def table_of(
+    pool: BlockPool, tokens: list[int], *, drafted: int | None = None, namespace: str = ""
+) -> BlockTable:
     """A table whose ``tokens`` are computed and published."""
     table = BlockTable(pool, namespace)
     table.ensure(len(tokens))

@@ -50,7 +50,9 @@ def test_the_number_of_parameters_says_what_is_passed(processor, with_prompt):
     SamplingParams(logits_processors=[processor])
 
 
-@pytest.mark.parametrize("value", [[3], [lambda logits: logits], [lambda a, b, c, d: d], "ab", print, {print: 1}])
+@pytest.mark.parametrize(
+    "value", [[3], [lambda logits: logits], [lambda a, b, c, d: d], "ab", print, {print: 1}]
+)
 def test_what_cannot_be_called_is_refused(value):
     with pytest.raises(ConfigError, match="logits_processors"):
         SamplingParams(logits_processors=value)
@@ -231,30 +233,31 @@ def nothing_left(output_ids, logits):
     return logits if len(output_ids) < 4 else logits - torch.inf
 
 
+FAULTS = {
+    raising: "logits processor raising raised KeyError: 'nothing there'",
+    misshapen: "logits processor misshapen must return logits of shape [300], got shape [10]",
+    nan: "logits processor nan returned NaN",
+    nothing_left: "no token is left to draw",
+}
+
+
 @pytest.mark.parametrize("engine", ["whole", "chunked", "preempted", "late"])
 @pytest.mark.parametrize("method", [None, *SPECULATION])
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (raising, "logits processor raising raised KeyError: 'nothing there'"),
-        (misshapen, "logits processor misshapen must return logits of shape [300], got shape [10]"),
-        (nan, "logits processor nan returned NaN"),
-        (nothing_left, "no token is left to draw"),
-    ],
-)
-def test_a_fault_ends_its_own_request(start, method, engine, fault, message):
+def test_a_fault_ends_its_own_request(start, method, engine):
     llm = start(method, engine)
     params = [GREEDY, SEEDED, GREEDY.clone(max_tokens=30), SEEDED.clone(seed=9, n=2)]
     fine = [o.outputs[0].token_ids for o in llm.generate([PROMPT] * 4, params, use_tqdm=False)]
-    bad = [p.clone(logits_processors=[fault], logprobs=1) for p in params]
-    mixed = llm.generate([PROMPT] * 8, [p for pair in zip(params, bad, strict=True) for p in pair], use_tqdm=False)
-    for want, good, broken in zip(fine, mixed[::2], mixed[1::2], strict=True):
+    bad = [p.clone(logits_processors=[fault], logprobs=1) for p, fault in zip(params, FAULTS, strict=True)]
+    mixed = llm.generate(
+        [PROMPT] * 8, [p for pair in zip(params, bad, strict=True) for p in pair], use_tqdm=False
+    )
+    for want, good, broken, message in zip(fine, mixed[::2], mixed[1::2], FAULTS.values(), strict=True):
         assert good.outputs[0].token_ids == want and good.outputs[0].error is None
+        assert list(broken.outputs[0].token_ids) == list(want[:4])
+        assert broken.finished
         for completion in broken.outputs:
             assert completion.finish_reason == "error" and message in completion.error
             assert len(completion.token_ids) == len(completion.logprobs) == 4
-        assert list(broken.outputs[0].token_ids) == list(want[:4])
-        assert broken.finished
 
 
 def test_a_fault_at_the_first_token(start):

@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 
-import attrs
 import pytest
 from specdecode.api.params import RequestOutputKind, SamplingParams
 from specdecode.contract import ConfigError
@@ -46,8 +45,10 @@ BAD = [
     ("logit_bias", {3: math.nan}), ("logit_bias", [3]), ("output_kind", "delta"), ("detokenize", 1),
     ("skip_special_tokens", None), ("spaces_between_special_tokens", "no"), ("ignore_eos", 0),
     ("include_stop_str_in_output", "yes"),
-    ("best_of", 4), ("prompt_logprobs", 1), ("logits_processors", [print]), ("bad_words", ["x"]),
-    ("truncate_prompt_tokens", 10), ("structured_outputs", {"json": "{}"}), ("guided_decoding", object()),
+    ("best_of", 4), ("prompt_logprobs", -2), ("prompt_logprobs", True), ("logits_processors", print),
+    ("logits_processors", [3]), ("bad_words", ["x", "  "]), ("bad_words", "abc"), ("bad_words", [5]),
+    ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.5),
+    ("structured_outputs", {"json": "{}"}), ("guided_decoding", object()),
 ]  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_a_range_is_named():
 
 def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
-        SamplingParams(temperature=-1, top_p=7, n=0, bad_words=["x"], stop=[""])
+        SamplingParams(temperature=-1, top_p=7, n=0, bad_words=[""], stop=[""])
     assert len(caught.value.faults) == 5
 
 
@@ -118,16 +119,30 @@ def test_greedy_begins_below_a_temperature():
     assert not SamplingParams(temperature=1e-5).greedy
 
 
-def test_immutable_cloned_pickled():
+def test_cloned_and_pickled():
     params = SamplingParams(temperature=0.5, stop="x", logit_bias={3: 1.0}, seed=4)
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        params.temperature = 1.0
     assert params.clone() == params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
-    assert hash(params) == hash(params.clone())
     changed = params.clone(seed=5)
     assert (changed.seed, changed.temperature, params.seed) == (5, 0.5, 4)
     with pytest.raises(ConfigError, match="top_p"):
         params.clone(top_p=2)
+
+
+def test_assignments_are_checked_and_converted():
+    params = SamplingParams(min_tokens=3)
+    params.max_tokens = 5
+    params.stop = "x"
+    params.speculation = False
+    assert (params.max_tokens, params.stop, params.speculation) == (5, ("x",), 0)
+    before = params.clone()
+    for name, value in [("temperature", -1), ("max_tokens", 2), ("detokenize", False), ("bad_words", "x")]:
+        with pytest.raises(ConfigError, match=name if name != "max_tokens" else "min_tokens"):
+            setattr(params, name, value)
+    assert params == before
+    with pytest.raises(AttributeError):
+        params.temprature = 1.0
+    with pytest.raises(TypeError):
+        hash(params)  # what can change is no key
 
 
 def test_the_callers_containers_are_not_shared():

@@ -164,7 +164,7 @@ class LLM:
         first = () if logits_processor is None else logits_processor
         if not isinstance(first, Sequence):
             first = [first]
-        processors = [*first, *(params.logits_processors or ())]
+        processors = [*first, *(params.logits_processors or ())] or None
         return params.clone(output_kind=RequestOutputKind.FINAL_ONLY, logits_processors=processors)
 
     def _run(self, order: dict[str, int], use_tqdm: bool) -> list[RequestOutput]:

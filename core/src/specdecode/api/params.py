@@ -69,9 +69,7 @@ def _number(value: Any) -> bool:
 def _assigned(params: SamplingParams, field: attrs.Attribute[Any], value: Any) -> Any:
     """What an assignment stores: checked with all other fields as they are, or refused."""
     if params.is_snapshot:
-        raise attrs.exceptions.FrozenInstanceError(
-            f"{field.name}: the request is queued; its SamplingParams are not to be changed"
-        )
+        raise AttributeError(f"{field.name} cannot be assigned: a snapshot is what a queued request keeps")
     return getattr(attrs.evolve(params, **{field.name: value}), field.name)
 
 

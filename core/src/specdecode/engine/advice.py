@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -49,8 +50,16 @@ class SpeculationFigures:
         )
 
     def __sub__(self, earlier: SpeculationFigures) -> SpeculationFigures:
+        return self._combined(earlier, operator.sub)
+
+    def __add__(self, other: SpeculationFigures) -> SpeculationFigures:
+        return self._combined(other, operator.add)
+
+    def _combined(self, other: SpeculationFigures, combine: Callable[[Any, Any], Any]) -> SpeculationFigures:
         names = [attribute.name for attribute in attrs.fields(type(self))]
-        return SpeculationFigures(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+        return SpeculationFigures(
+            **{name: combine(getattr(self, name), getattr(other, name)) for name in names}
+        )
 
     @property
     def acceptance_rate(self) -> float:
@@ -123,13 +132,17 @@ class Advisor:
         self._interval = interval
         self._clock = clock
         self._last: float | None = None
+        self._seen = SpeculationFigures()  # since it last judged
 
     def tell(self, figures: SpeculationFigures) -> Advice | None:
-        """Log what :func:`advise` says of ``figures``; what was logged."""
+        """Add ``figures`` to those not judged yet, and judge them if there are enough; what was logged."""
+        self._seen += figures
         now = self._clock()
         if self._last is not None and now - self._last < self._interval:
             return None
-        advice = advise(figures)
+        if self._seen.drafts < MIN_DRAFTS:
+            return None
+        advice, self._seen = advise(self._seen), SpeculationFigures()
         if advice is not None:
             self._last = now
             logger.log(logging.WARNING if advice.loss else logging.INFO, "%s", advice.line)

@@ -19,6 +19,8 @@ from .request import Request
 
 logger = logging.getLogger(__name__)
 
+NAN_LOGITS = "the model gave NaN logits: check its weights, or load it with dtype='float32'"
+
 
 def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> SampleRow:
     """The draw of token ``position`` of ``request``, after the drafts ``path``.
@@ -79,15 +81,17 @@ class LazyTargets(Sequence[int]):
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
-        row, processors = self.rows[place], self.request.processors
-        assert processors is not None
-        output_ids = [*self.request.token_ids[len(self.request.prompt_ids) :], *row.path]
-        row = attrs.evolve(row, process=functools.partial(processors, output_ids))
+        request, row = self.request, self.rows[place]
+        assert request.processors is not None
+        output_ids = [*request.token_ids[len(request.prompt_ids) :], *row.path]
+        row = attrs.evolve(row, process=functools.partial(request.processors, output_ids))
         logits = self.logits[place : place + 1]
+        if logits.isnan().any():
+            return UNDRAWABLE  # not to be shown to anybody
         try:
             return int(draw(logits, SamplingBatch.build([row], logits.shape[-1], logits.device)))
         except ProcessorFault as fault:
-            logger.warning("request %s ends: %s", self.request.id, fault, exc_info=fault.__cause__)
+            logger.warning("request %s ends: %s", request.id, fault, exc_info=fault.__cause__)
             self.fault = fault
             return UNDRAWABLE
 
@@ -126,7 +130,7 @@ def draw_targets(
 def why_undrawable(targets: Sequence[int], logits: torch.Tensor) -> str:
     """What to tell of a row ``logits`` ``[V]`` that gave :data:`UNDRAWABLE`."""
     if logits.isnan().any():
-        return "the model gave NaN logits: check its weights, or load it with dtype='float32'"
+        return NAN_LOGITS
     if isinstance(targets, LazyTargets) and targets.fault is not None:
         return str(targets.fault)
     return (

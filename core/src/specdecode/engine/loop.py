@@ -16,7 +16,7 @@ from ..sampling.logprobs import RowLogprobs, gather_logprobs
 from ..sampling.sampler import UNDRAWABLE
 from ..verify.base import Rule, Verdict
 from .drafting import Drafting
-from .draws import draw_targets, why_undrawable
+from .draws import NAN_LOGITS, draw_targets, why_undrawable
 from .metrics import Counter, EngineMetrics
 from .output import DrawnTokens, RequestOutputState
 from .plan import RowPlan, StepPlan
@@ -83,6 +83,7 @@ class EngineCore:
         self._advance(plan, verdicts)
         touched = self._deliver(outcomes)
         self._propose(plan, target, verdicts)
+        self._compute_again(plan)
         self.scheduler.publish(plan)
         self._finish_ended(outcomes)
         return touched
@@ -140,14 +141,25 @@ class EngineCore:
                 for row, drawn in zip(plan.rows, targets, strict=True)
             ]
             errors = self._errors(target, targets, verdicts)
-            for index in errors:
-                plan.rows[index].request.failed = True
-                verdicts[index] = attrs.evolve(verdicts[index], tokens=verdicts[index].tokens[:-1])
+            for index, error in errors.items():
+                row, verdict = plan.rows[index], verdicts[index]
+                if error == NAN_LOGITS and row.drafts:
+                    # A draft's NaN reaches the tokens computed beside it: ask again without drafts.
+                    row.request.undrafted = True
+                    verdicts[index] = NOTHING
+                else:
+                    row.request.failed = True
+                    verdicts[index] = attrs.evolve(verdict, tokens=verdict.tokens[:-1])
             logprobs = self._logprobs(plan, target, verdicts)
         outcomes = [
             RowOutcome(
                 row,
-                DrawnTokens(verdict.tokens, len(verdict.accepted), logprobs.get(index), errors.get(index)),
+                DrawnTokens(
+                    verdict.tokens,
+                    len(verdict.accepted),
+                    logprobs.get(index),
+                    errors[index] if row.request.failed else None,
+                ),
             )
             for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))
         ]
@@ -245,6 +257,12 @@ class EngineCore:
         if self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
 
+    def _compute_again(self, plan: StepPlan) -> None:
+        """Drop what was computed beside drafts that gave NaN."""
+        for row in plan.rows:
+            if row.drafts and row.request.undrafted and row.request.status is Status.RUNNING:
+                self.scheduler.preempt(row.request)
+
     def _finish_ended(self, outcomes: Sequence[RowOutcome]) -> None:
         for outcome in outcomes:
             if outcome.row.request.status is Status.ENDED:
@@ -293,6 +311,7 @@ class LateEngineCore(EngineCore):
         self._advance(plan, verdicts)
         previous, self._pending = self._pending, outcomes
         self._propose(plan, target, verdicts)
+        self._compute_again(plan)
         self.scheduler.publish(plan)
         touched = self._deliver(previous)
         self._finish_ended(previous)

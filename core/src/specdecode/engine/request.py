@@ -97,6 +97,7 @@ class Request:
     finish_reason: str | None = None
     admitted: bool = False
     failed: bool = False  #: there is no token to draw after these; ends when that is delivered
+    undrafted: bool = False  #: its drafts are passed over: one of them gave NaN
     computed: int = 0
     drafts: RowDrafts = NO_DRAFTS
     table: BlockTable = attrs.field(init=False)

@@ -84,7 +84,9 @@ class Scheduler:
         new = min(request.todo, budget)
         if new <= 0 or (new < request.todo and not self.config.chunked_prefill):
             return None
-        drafts = request.drafts.first(budget - new) if new == request.todo else NO_DRAFTS
+        drafts = NO_DRAFTS
+        if new == request.todo and not request.undrafted:
+            drafts = request.drafts.first(budget - new)
         lag = request.draft_lag if self.config.draft_layers and not self.config.tapped else 0
         catch_up = min(lag, budget - new - len(drafts))
         return RowPlan(request, request.computed, new, drafts, catch_up)
@@ -106,7 +108,7 @@ class Scheduler:
                     return None
                 planned = {placed.request for placed in plan.rows}
                 victim = next((r for r in reversed(self.running) if r not in planned), request)
-                self._preempt(victim)
+                self.preempt(victim)
                 if victim is request:
                     return None
 
@@ -128,7 +130,8 @@ class Scheduler:
             freed |= request.table.trim(self._slots(row) if row else request.computed + 1)
         return freed
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it is computed again, from its tokens, when there is room."""
         self._lifecycle.preempted(request)  # before any slot moves
         self.running.remove(request)
         request.drop_kv()

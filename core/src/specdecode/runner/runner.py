@@ -33,7 +33,12 @@ class ModelRunner:
     """The target on its KV layers."""
 
     def __init__(
-        self, model: Decoder, store: KVStore, pool: BlockPool, device: torch.device, needs: Needs | None = None
+        self,
+        model: Decoder,
+        store: KVStore,
+        pool: BlockPool,
+        device: torch.device,
+        needs: Needs | None = None,
     ) -> None:
         taps = needs.taps if needs else ()
         self.model = model

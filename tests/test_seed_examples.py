@@ -1,0 +1,150 @@
+"""Every example of ``examples/seeds`` on a tiny model, against the same run without speculation."""
+
+from __future__ import annotations
+
+import logging
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from specdecode import LLM, SamplingParams
+from specdecode.config import SpeculativeConfig
+from specdecode.contract import SpecdecodeError
+from specdecode.testing.tiny import tiny_checkpoint
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples/seeds"
+GREEDY = {"temperature": 0.0}
+
+#: Example -> parameters of its requests, one for all or one for each, and a line it prints, if any.
+EXAMPLES = {
+    "llm_1_basic_ngram": (SamplingParams(max_tokens=100, **GREEDY), "Prompt: The capital of France is"),
+    "llm_6_conditional": (SamplingParams(max_tokens=50), None),
+    "llm_speculative_config": (SamplingParams(max_tokens=50, **GREEDY), "ngram 5"),
+    "generate_1_basic": (SamplingParams(max_tokens=50, **GREEDY), "Finish reason: length"),
+    "generate_3_mixed_lengths": (
+        [SamplingParams(max_tokens=n, **GREEDY) for n in (10, 300, 100)],
+        "Generated tokens: 300",
+    ),
+    "generate_4_tokens_prompt": (SamplingParams(max_tokens=100, **GREEDY), "Generated: "),
+    "generate_6_progress_bar": (SamplingParams(max_tokens=100, **GREEDY), "Generated 20 outputs"),
+    "pattern_adaptive": (SamplingParams(max_tokens=50, **GREEDY), None),
+    "pattern_task_specific": (SamplingParams(max_tokens=50, **GREEDY), None),
+    "guide_ngram_old_spelling": (SamplingParams(), None),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model whose outputs run in circles, so that prompt lookup finds something."""
+    torch.set_num_threads(1)
+    return str(tiny_checkpoint(tmp_path_factory.mktemp("tiny"), zero_outputs=True))
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    def run(prompts, params):
+        with LLM(checkpoint) as llm:
+            return llm.generate(prompts, params, use_tqdm=False)
+
+    return run
+
+
+@pytest.fixture
+def run_example(checkpoint, monkeypatch):
+    monkeypatch.setenv("SPECDECODE_EXAMPLE_MODEL", checkpoint)
+    monkeypatch.setattr("sys.argv", ["example"])
+    monkeypatch.syspath_prepend(FOLDER)
+    return lambda name: runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+
+def metrics_of(llm):
+    return {metric.name: metric.value for metric in llm.get_metrics()}
+
+
+def test_each_example_is_run_and_listed():
+    names = {path.stem for path in FOLDER.glob("*.py")} - {"example_model"}
+    assert names == set(EXAMPLES)
+    listed = set(re.findall(r"`(\w+)\.py`", (FOLDER / "README.md").read_text(encoding="utf-8")))
+    assert listed == names
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs_and_gives_what_it_would_without_speculation(name, run_example, plain, capsys):
+    params, line = EXAMPLES[name]
+    found = run_example(name)
+    outputs, llm = found["outputs"], found.get("llm") or found["code_llm"]
+    expected = plain([{"prompt_token_ids": output.prompt_token_ids} for output in outputs], params)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    assert llm.llm_engine.method == "ngram"
+    assert "vllm:spec_decode_num_drafts" in metrics_of(llm)
+    assert line is None or line in capsys.readouterr().out
+    llm.shutdown()
+
+
+def test_prompt_lookup_drafts_in_the_examples(run_example):
+    llm = run_example("generate_6_progress_bar")["llm"]
+    assert metrics_of(llm)["vllm:spec_decode_num_accepted_tokens"] > 0
+
+
+def test_the_large_batch_is_not_speculated_on(run_example):
+    found = run_example("llm_6_conditional")
+    ended_early = sum(output.outputs[0].finish_reason == "stop" for output in found["outputs"])
+    # Ten requests run side by side; drafts begin when fewer than eight are left.
+    assert metrics_of(found["llm"])["vllm:spec_decode_num_drafts"] == 0 or ended_early > 2
+
+
+def test_the_old_spelling_is_told_once(run_example, caplog):
+    run_example("guide_ngram_old_spelling")["llm"].shutdown()
+    (message,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "write speculative_config={'method': 'ngram', 'num_speculative_tokens': 5" in message
+
+
+def test_the_documents_way_to_read_metrics(checkpoint):
+    """Examples 2 and 5 of the documents, with the method that exists."""
+    llm = LLM(checkpoint, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    outputs = llm.generate(
+        ["The Eiffel Tower is located in"], SamplingParams(temperature=0.0, max_tokens=50, logprobs=5)
+    )
+    assert all(5 <= len(entry) <= 6 for entry in outputs[0].outputs[0].logprobs)
+    metrics = llm.get_metrics()
+    num_drafts = sum(m.value for m in metrics if m.name == "vllm:spec_decode_num_drafts")
+    num_accepted = sum(m.value for m in metrics if m.name == "vllm:spec_decode_num_accepted_tokens")
+    assert 1 <= 1 + num_accepted / num_drafts <= 4
+    assert {m.name for m in metrics if "spec_decode" in m.name} >= {
+        "vllm:spec_decode_num_draft_tokens",
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+    }
+    llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "today"),
+    [
+        (
+            {"speculative_model": "{draft}", "num_speculative_tokens": 5},
+            {"model": "{draft}", "num_speculative_tokens": 5},
+        ),
+        (
+            {"speculative_model": "{draft}", "speculative_draft_tensor_parallel_size": 1},
+            {"model": "{draft}", "draft_tensor_parallel_size": 1},
+        ),
+    ],
+)
+def test_old_spellings_of_methods_to_come_are_translated_and_then_told_what_is_missing(
+    checkpoint, caplog, keywords, today
+):
+    keywords, today = (
+        {key: checkpoint if value == "{draft}" else value for key, value in given.items()}
+        for given in (keywords, today)
+    )
+    with pytest.raises(SpecdecodeError, match="no installed method recognises the draft checkpoint"):
+        LLM(checkpoint, **keywords)
+    assert f"write speculative_config={today!r}" in caplog.text
+
+
+def test_a_config_is_a_mapping_with_its_keys_as_attributes():
+    config = SpeculativeConfig({"method": "ngram"}, num_speculative_tokens=5)
+    assert dict(config) == {"method": "ngram", "num_speculative_tokens": 5}
+    assert config.num_speculative_tokens == 5
