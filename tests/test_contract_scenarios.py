@@ -68,8 +68,10 @@ def test_as_installed(lab, method, order):
 def test_chunked_prefill(lab, method, order):
     asks = lab.mixed()
     with lab.rig(method, asks, order, max_num_batched_tokens=16) as rig:
+        forward, sizes = rig.core.runner.forward, []
+        rig.core.runner.forward = lambda plan: (sizes.append(plan.num_tokens), forward(plan))[1]
         rig.generate(asks)
-        assert rig.metric("specdecode:steps") >= sum(len(ask.prompt) for ask in asks) // 16
+        assert max(sizes) == 16  # drafts are charged to the budget
 
 
 def test_preemption(lab, method, order):
@@ -79,6 +81,17 @@ def test_preemption(lab, method, order):
         assert rig.metric("vllm:num_preemptions") > 0
         if rig.recording is not None:
             assert any(event.kind == "resume" for event in rig.recording.events)
+
+
+def test_a_request_that_fills_the_pool(lab, method, order):
+    """Drafts are cut to what is left; three of them take turns."""
+    asks = [
+        lab.ask(lab.prompt(index)[:19], temperature=0, max_tokens=100, ignore_eos=True) for index in (3, 4, 5)
+    ]
+    with lab.rig(method, asks, order, num_gpu_blocks_override=12, max_model_len=48) as rig:
+        for output in rig.generate(asks):
+            assert len(output.outputs[0].token_ids) == 29
+        assert rig.metric("vllm:num_preemptions") > 0
 
 
 def test_prefix_hits(lab, method, order):

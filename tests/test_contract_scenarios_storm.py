@@ -61,6 +61,22 @@ def test_hits_on_blocks_without_entries(lab, method, order):
         assert fed.num_cached_tokens == (39 if tapped else 40)
 
 
+@pytest.mark.parametrize("order", ["plain", "late"])
+@pytest.mark.parametrize("method", ["self-draft", "small-draft"])
+def test_two_requests_make_up_for_the_same_blocks(lab, method, order):
+    """What the one has written by then, the other need not and may not write again."""
+    stem = lab.prompt(5)  # 40 tokens: the budget is enough for the one's entries and half of the other's
+    first = lab.ask(stem, temperature=0, max_tokens=1)
+    then = [lab.ask([*stem, 5 + number], temperature=0, max_tokens=16) for number in range(2)]
+    inner = lab.config(method, lab.texts(then))
+    flaky = {"method": "scripted-flaky", "inner": inner, "calls": [1]}
+    with lab.rig(flaky, (), order, failures=True, max_num_batched_tokens=64) as rig:
+        rig.generate([first])
+        outputs = rig.generate(then)
+        assert [output.num_cached_tokens for output in outputs] == [40, 40]
+        assert all(output.metrics.drafted > 0 for output in outputs)
+
+
 def test_commits_tell_the_whole_text(lab):
     """In the plain order before ``propose``; in the late order they lag, and never overtake."""
     asks = lab.mixed()

@@ -66,7 +66,8 @@ WORKS = {
     "trust_remote_code": (True, None),
     "tensor_parallel_size": (1, None),
     "dtype": ("float", lambda llm, path: llm.llm_engine.target.dtype == "float32"),
-    "quantization": (None, None),
+    "quantization": (None, None),  # int8 wants bfloat16: tests/test_exact_rows.py
+    "exact": (True, None),
     "revision": ("main", None),
     "seed": (7, lambda llm, path: llm.llm_engine.args.seed == 7),
     "gpu_memory_utilization": (0.5, None),

@@ -261,13 +261,17 @@ def test_a_fault_ends_its_own_request(start, method, engine):
 
 
 def test_a_fault_at_the_first_token(start):
+    calls = []
+
     def never(output_ids, logits):
+        calls.append(output_ids)
         raise ZeroDivisionError
 
     for engine in ("whole", "late"):
+        calls.clear()
         output = one(start("ngram", engine), GREEDY.clone(logits_processors=[never]))
         assert (output.finish_reason, output.token_ids, output.text) == ("error", [], "")
-        assert "ZeroDivisionError" in output.error
+        assert "ZeroDivisionError" in output.error and calls == [[]]
 
 
 def test_a_stop_before_the_fault_is_a_stop(start):

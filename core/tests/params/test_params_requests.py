@@ -158,3 +158,10 @@ def test_a_draft_that_gives_nan_costs_no_request(start, poisoned, method, engine
         assert output.outputs[0].finish_reason == "length"
         assert output.metrics.accepted > 0
     assert {m.name: m.value for m in llm.get_metrics()}["vllm:num_preemptions"] > 0
+
+
+def test_blocks_of_a_failed_request_are_not_offered(start, poisoned):
+    llm = start(model=poisoned)
+    for _ in range(2):
+        output = one(llm, GREEDY, TokensPrompt(prompt_token_ids=[5, 77, *range(110, 130)]))
+        assert output.outputs[0].finish_reason == "error" and output.num_cached_tokens == 0

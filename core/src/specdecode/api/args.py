@@ -26,11 +26,6 @@ def _one(what: str) -> Any:
     return check
 
 
-def _unquantized(_: Any, __: Any, value: str | None) -> None:
-    if value is not None:
-        raise ValueError(f"must be None in this version, got {value!r}: quantized weights are not built yet")
-
-
 @attrs.frozen(kw_only=True)
 class EngineFields:
     """The keywords that mean something here, checked; :class:`EngineArgs` takes vLLM's others as well."""
@@ -49,7 +44,14 @@ class EngineFields:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
         "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"
     )
-    quantization: str | None = option("quantization of the weights", default=None, validator=_unquantized)
+    quantization: Literal["int8"] | None = option(
+        "int8: weights of linear layers as int8 with a scale each output, on a CPU in bfloat16", default=None
+    )
+    exact: bool | None = option(
+        "bits of a token that do not depend on what is computed beside it, so that output with and without "
+        "speculation is identical in every dtype; none: on a CPU in bfloat16",
+        default=None,
+    )
     revision: str | None = option("revision of the model on the hub", default=None)
     seed: int = option("seeds requests that bring no seed", default=0)
     gpu_memory_utilization: float = option(

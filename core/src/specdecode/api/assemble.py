@@ -86,7 +86,10 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
     )
-    dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
+    dtype = torch.bfloat16  # what int8 weights compute in
+    if args.quantization is None or args.dtype != "auto":
+        dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
+    models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
     if manager is None:
@@ -105,7 +108,13 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
             files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
         )
     model = models.load_model(
-        files, dtype=dtype, device=device, max_model_len=longest, load_format=args.load_format
+        files,
+        dtype=dtype,
+        device=device,
+        max_model_len=longest,
+        load_format=args.load_format,
+        quantization=args.quantization,
+        exact=_exact(args.exact, dtype, device),
     )
     proposer = _load_proposer(prepared, args, model, info, device, dtype)
 
@@ -146,6 +155,13 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         method=prepared.method if prepared else None,
         manager=manager,
     )
+
+
+def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether rows are to be invariant; refused where no kernels for it are built."""
+    if wish and device.type != "cpu":
+        raise ConfigError(f"exact=True works on a CPU only in this version, got device {device.type!r}")
+    return device.type == "cpu" and dtype is torch.bfloat16 if wish is None else wish
 
 
 def check_needs(needs: Needs, method: str, target: TargetInfo) -> None:

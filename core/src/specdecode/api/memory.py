@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 
+from .. import models
 from ..contract import ConfigError
 from .args import EngineArgs
 
@@ -74,7 +75,7 @@ def plan_memory(
         )
         longest = capacity
     return MemoryPlan(
-        weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+        weight_bytes=models.weight_bytes(model),
         scratch_bytes=scratch_bytes,
         block_bytes=block_bytes,
         num_blocks=num_blocks,

@@ -1,6 +1,6 @@
 """Building blocks of models, for core's decoder and for draft plugins."""
 
-from .attention import Attention, AttentionBackend, KVCache, TorchBackend
+from .attention import Attention, AttentionBackend, ExactTorchBackend, KVCache, TorchBackend
 from .embedding import VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
@@ -14,7 +14,7 @@ from .norm import RMSNorm
 from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
-    "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache", "Layout",
+    "Attention", "AttentionBackend", "ColumnParallelLinear", "ExactTorchBackend", "KVCache", "Layout",
     "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
     "RowParallelLinear", "TorchBackend", "VocabEmbedding", "layout_for",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 import torch
-from specdec_kernels.attention import AttentionMetadata, paged_attention
+from specdec_kernels.attention import AttentionMetadata, paged_attention, paged_attention_exact
 from specdec_kernels.kv_write import write_kv
 
 #: Keys and values of one layer: ``[num_blocks, block_size, Hkv, Dk]`` and ``[..., Dv]``.
@@ -46,6 +46,21 @@ class TorchBackend:
         window: int | None,
     ) -> torch.Tensor:
         return paged_attention(query, *cache, meta, scale=scale, window=window)
+
+
+class ExactTorchBackend(TorchBackend):
+    """The same with invariant rows: a token's bits do not depend on what is computed beside it."""
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        return paged_attention_exact(query, *cache, meta, scale=scale, window=window)
 
 
 class Attention(torch.nn.Module):

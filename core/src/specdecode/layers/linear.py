@@ -9,10 +9,12 @@ rank would take its share.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
+
+from .packed import PackedWeight
 
 
 class Layout(enum.Enum):
@@ -49,6 +51,7 @@ class Linear(torch.nn.Module):
         self.in_features = in_features
         self.out_features = sum(parts.values())
         self.layout = layout_for(device, dtype)
+        self._packed: PackedWeight | None = None
         self._parts: dict[str, slice] = {}
         start = 0
         for name, size in parts.items():
@@ -64,6 +67,18 @@ class Linear(torch.nn.Module):
             if bias
             else None
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias in memory."""
+        weight = self.weight.nbytes if self._packed is None else self._packed.num_bytes
+        return weight + (0 if self.bias is None else self.bias.nbytes)
+
+    def pack(self, form: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]) -> None:
+        """Replace the weight by a packed form of it; nothing can be loaded any more."""
+        weight = self.weight.data if self.layout is Layout.ROWS else self.weight.data.t()
+        self._packed = form(weight, None if self.bias is None else self.bias.data)
+        self.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -90,6 +105,8 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in] -> [T, out]``."""
+        if self._packed is not None:
+            return self._packed(x)
         if self.layout is Layout.ROWS:
             return F.linear(x, self.weight, self.bias)
         return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)

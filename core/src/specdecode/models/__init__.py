@@ -12,12 +12,13 @@ from .info import (
     resolve_max_model_len,
 )
 from .loader import load_model
+from .packing import check_quantization, weight_bytes
 from .tokenizer import load_tokenizer
 from .weights import checkpoint_info, load_weights
 
 __all__ = [
     "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
-    "checkpoint_info", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
+    "check_quantization", "checkpoint_info", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
     "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
-    "resolve_model",
+    "resolve_model", "weight_bytes",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from specdecode.contract import ConfigError
-from specdecode.layers import AttentionBackend, RMSNorm, VocabEmbedding
+from specdecode.layers import AttentionBackend, ExactTorchBackend, RMSNorm, VocabEmbedding
 from specdecode.layers.linear import Linear
 
 from .decoder import Decoder, DecoderLayer
 from .families import decoder_config
 from .files import ModelFiles
+from .packing import check_quantization, pack_weights
 from .weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ def load_model(
     max_model_len: int,
     load_format: str = "auto",
     backend: AttentionBackend | None = None,
+    quantization: str | None = None,
+    exact: bool = False,
 ) -> Decoder:
     """Build the decoder of ``files`` and give it weights.
 
@@ -44,24 +47,30 @@ def load_model(
         load_format: "dummy" for seeded random weights, whatever files there are; else the
             directory's safetensors.
         backend: of the attention layers; None: the torch references.
+        quantization: "int8" for weight-only int8, made from the checkpoint's weights.
+        exact: the bits of a row do not depend on the rows beside it (on a CPU).
 
     Raises:
         ConfigError: the architecture or a quantization is not supported, a file is missing or
             damaged, or tensors are missing or of another shape.
     """
-    quantization = getattr(files.hf_config, "quantization_config", None)
-    if quantization and load_format != "dummy":
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    stored = getattr(files.hf_config, "quantization_config", None)
+    if stored and load_format != "dummy":
+        method = stored.get("quant_method") if isinstance(stored, dict) else stored
         raise ConfigError(
             f"model {files.name!r} is quantized ({method}), which is not supported; "
             "use an unquantized checkpoint of it"
         )
     config = decoder_config(files.hf_config, files.architecture)
+    check_quantization(quantization, dtype, device)
+    if backend is None and exact:
+        backend = ExactTorchBackend()
     decoder = Decoder(config, dtype=dtype, device=device, max_model_len=max_model_len, backend=backend)
     if load_format == "dummy":
         randomize(decoder)
     else:
         _load_checkpoint(decoder, files)
+    pack_weights(decoder, quantization=quantization, exact=exact)
     return decoder.eval()
 
 

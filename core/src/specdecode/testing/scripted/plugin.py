@@ -27,7 +27,7 @@ def _oracle(config: configs.OracleConfig, ctx: BuildContext) -> Proposer:
 def _liar(config: configs.ScriptFields, ctx: BuildContext) -> Proposer:
     count = config.num_speculative_tokens
     everywhere = configs.OracleConfig(
-        num_speculative_tokens=count, texts=config.texts, wrong_at=list(range(count))
+        num_speculative_tokens=count, texts=config.texts, wrong_at=tuple(range(count))
     )
     return _oracle(everywhere, ctx)
 

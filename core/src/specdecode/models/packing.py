@@ -1,0 +1,62 @@
+"""Chooses the form of a loaded model's weights: packed for a CPU, or int8."""
+
+from __future__ import annotations
+
+import torch
+
+from specdecode.contract import ConfigError
+from specdecode.layers.linear import Linear
+from specdecode.layers.packed import Int8Weight, OneDnnWeight, onednn_available
+
+from .decoder import Decoder
+
+#: What the keyword ``quantization`` may be.
+QUANTIZATIONS = ("int8",)
+
+
+def check_quantization(quantization: str | None, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse what cannot be packed, before any weight is read.
+
+    Raises:
+        ConfigError: names the field, the value and what works.
+    """
+    if quantization is None:
+        return
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError(f"quantization must be 'int8' or None, got {quantization!r}")
+    if device.type != "cpu":
+        raise ConfigError(
+            f"quantization={quantization!r} works on a CPU only in this version, got device {device.type!r}"
+        )
+    if dtype is not torch.bfloat16:
+        raise ConfigError(
+            f"quantization={quantization!r} computes in bfloat16: set dtype='bfloat16' or 'auto', "
+            f"got {str(dtype).removeprefix('torch.')!r}"
+        )
+
+
+def pack_weights(decoder: Decoder, *, quantization: str | None, exact: bool) -> None:
+    """Pack all linear layers of a loaded decoder, where that is faster or ``exact`` wants it.
+
+    In bfloat16 oneDNN's layout is the fastest at every row count; in float32 plain products are, but
+    their rows are not invariant.
+    """
+    if decoder.device.type != "cpu":
+        return
+    if quantization is None and not (
+        onednn_available(decoder.dtype) and (exact or decoder.dtype is torch.bfloat16)
+    ):
+        return
+    form = Int8Weight if quantization == "int8" else OneDnnWeight
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.pack(form)
+
+
+def weight_bytes(decoder: Decoder) -> int:
+    """Bytes of all weights in memory; a table that embedding and output layer share counts once."""
+    linear = [module for module in decoder.modules() if isinstance(module, Linear)]
+    counted = {id(module.weight) for module in linear}
+    rest = sum(p.nbytes for p in decoder.parameters() if id(p) not in counted and p.numel())
+    biases = sum(module.bias.nbytes for module in linear if module.bias is not None)
+    return rest - biases + sum(module.num_bytes for module in linear)
