@@ -119,6 +119,9 @@ except SpecdecodeError as error:
 
 def test_the_command_works_from_the_wheel(wheels, tmp_path):
     environment = unpacked(wheels, tmp_path / "site", *wheels)
-    code = "from specdecode.cli import main; import sys; sys.argv = ['specdecode', 'plugins', 'list', '--json']; main()"
+    code = (
+        "import sys; from specdecode.cli import main; "
+        "sys.argv = ['specdecode', 'plugins', 'list', '--json']; main()"
+    )
     listed = json.loads(python(environment, code, tmp_path))
     assert "ngram" in json.dumps(listed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -174,10 +176,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3), spare=st.integers(0, 12))
     def grow_and_trim(self, which, spare):
         table, tokens = self.tables[which % len(self.tables)]
-        try:
+        with contextlib.suppress(PoolExhausted):
             table.ensure(len(tokens) + spare)
-        except PoolExhausted:
-            pass
         for block in table.blocks[-(-len(tokens) // SIZE) :]:
             self.content[block] = ()
         table.trim(len(tokens))

@@ -1,4 +1,4 @@
-"""Layers in both weight layouts, and what they refuse to load."""
+"""Layers, loaded and packed, and what they refuse to load."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from specdecode.contract import ConfigError
 from specdecode.layers import (
     ColumnParallelLinear,
-    Layout,
     QKVParallelLinear,
     RMSNorm,
     RopeConfig,
     RotaryEmbedding,
     RowParallelLinear,
     VocabEmbedding,
-    layout_for,
 )
+from specdecode.layers.packed import Int8Weight, OneDnnWeight, onednn_available
 
 CPU = {"device": torch.device("cpu")}
 
@@ -41,10 +40,21 @@ def test_linear_layers_equal_torchs(dtype, bias, layer):
     torch.testing.assert_close(linear(x), want)
 
 
-def test_float32_on_a_cpu_is_stored_by_columns():
-    assert ColumnParallelLinear(12, 20, dtype=torch.float32, **CPU).weight.shape == (12, 20)
-    assert ColumnParallelLinear(12, 20, dtype=torch.bfloat16, **CPU).weight.shape == (20, 12)
-    assert layout_for(torch.device("cuda"), torch.float32) is Layout.ROWS
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("form", [OneDnnWeight, Int8Weight], ids=lambda form: form.__name__)
+def test_a_packed_layer_computes_the_same_and_keeps_no_second_copy(form, bias):
+    if not onednn_available(torch.bfloat16):
+        pytest.skip("no oneDNN product for bfloat16 on this processor")
+    linear = ColumnParallelLinear(64, 20, bias=bias, dtype=torch.bfloat16, **CPU)
+    linear.load("weight", randn(20, 64))
+    if bias:
+        linear.load("bias", randn(20))
+    x = randn(3, 64).bfloat16()
+    want, size = linear(x), linear.num_bytes
+    linear.pack(form)
+    torch.testing.assert_close(linear(x), want, atol=0.2, rtol=0.05)
+    assert linear.weight.numel() == 0
+    assert linear.num_bytes == size if form is OneDnnWeight else linear.num_bytes < 0.6 * size
 
 
 def test_fused_parts_stand_one_behind_the_other():
@@ -70,9 +80,8 @@ def test_linear_layers_refuse_other_shapes():
         qkv.load("bias", randn(24))
 
 
-@pytest.mark.parametrize("layout", Layout)
-def test_embedding(layout):
-    embedding = VocabEmbedding(10, 4, layout=layout, dtype=torch.float32, **CPU)
+def test_embedding():
+    embedding = VocabEmbedding(10, 4, dtype=torch.float32, **CPU)
     table = randn(10, 4)
     embedding.load("weight", table)
     got = embedding(torch.tensor([7, 0, 7]))

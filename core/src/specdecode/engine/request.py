@@ -151,6 +151,13 @@ class Request:
         """Entries the draft layers are behind what a feed of this step's tokens would continue."""
         return max(0, self.computed - min(self.own)) if self.own else 0
 
+    def adopt_entries(self) -> None:
+        """Count as own the draft entries that another request wrote into blocks both of them hold."""
+        if self.draft_lag:
+            shared = self.table.drafted_slots
+            self.draft_floor = max(self.draft_floor, shared)
+            self.own = [max(length, min(shared, self.computed)) for length in self.own]
+
     @property
     def prompt_computed(self) -> bool:
         return self.computed >= len(self.prompt_ids)

@@ -87,7 +87,10 @@ class Scheduler:
         drafts = NO_DRAFTS
         if new == request.todo and not request.undrafted:
             drafts = request.drafts.first(budget - new)
-        lag = request.draft_lag if self.config.draft_layers and not self.config.tapped else 0
+        lag = 0
+        if self.config.draft_layers and not self.config.tapped:
+            request.adopt_entries()
+            lag = request.draft_lag
         catch_up = min(lag, budget - new - len(drafts))
         return RowPlan(request, request.computed, new, drafts, catch_up)
 

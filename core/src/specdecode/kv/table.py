@@ -69,6 +69,16 @@ class BlockTable:
         self._settled = drafted
         return PrefixHit(len(self.blocks) * size, drafted * size)
 
+    @property
+    def drafted_slots(self) -> int:
+        """Slots of the leading blocks whose draft layers are written and published, by whomever."""
+        count = 0
+        for block in self.blocks:
+            if not self._pool.drafted(block):
+                break
+            count += 1
+        return count * self._pool.block_size
+
     def publish(self, token_ids: Sequence[int], computed: int, drafted: int | None) -> None:
         """Publish the full blocks of the first ``computed`` tokens.
 

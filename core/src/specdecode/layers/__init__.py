@@ -4,17 +4,15 @@ from .attention import Attention, AttentionBackend, ExactTorchBackend, KVCache, 
 from .embedding import VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
-    Layout,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
-    layout_for,
 )
 from .norm import RMSNorm
 from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
-    "Attention", "AttentionBackend", "ColumnParallelLinear", "ExactTorchBackend", "KVCache", "Layout",
+    "Attention", "AttentionBackend", "ColumnParallelLinear", "ExactTorchBackend", "KVCache",
     "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
-    "RowParallelLinear", "TorchBackend", "VocabEmbedding", "layout_for",
+    "RowParallelLinear", "TorchBackend", "VocabEmbedding",
 ]  # fmt: skip

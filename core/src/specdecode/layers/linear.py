@@ -8,25 +8,12 @@ rank would take its share.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 
 from .packed import PackedWeight
-
-
-class Layout(enum.Enum):
-    """How a weight of ``out`` outputs and ``in`` inputs lies in memory."""
-
-    ROWS = "rows"  #: ``[out, in]``, as checkpoints store it
-    COLUMNS = "columns"  #: ``[in, out]``
-
-
-def layout_for(device: torch.device, dtype: torch.dtype) -> Layout:
-    """The faster layout for a few rows: on a CPU in float32 ``x @ w``, by up to half from 2 to 8 rows."""
-    return Layout.COLUMNS if device.type == "cpu" and dtype is torch.float32 else Layout.ROWS
 
 
 class Linear(torch.nn.Module):
@@ -50,15 +37,13 @@ class Linear(torch.nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = sum(parts.values())
-        self.layout = layout_for(device, dtype)
         self._packed: PackedWeight | None = None
         self._parts: dict[str, slice] = {}
         start = 0
         for name, size in parts.items():
             self._parts[name] = slice(start, start + size)
             start += size
-        rows = (self.out_features, in_features)
-        shape = rows if self.layout is Layout.ROWS else rows[::-1]
+        shape = (self.out_features, in_features)
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         self.bias = (
             torch.nn.Parameter(
@@ -76,9 +61,8 @@ class Linear(torch.nn.Module):
 
     def pack(self, form: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]) -> None:
         """Replace the weight by a packed form of it; nothing can be loaded any more."""
-        weight = self.weight.data if self.layout is Layout.ROWS else self.weight.data.t()
-        self._packed = form(weight, None if self.bias is None else self.bias.data)
-        self.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+        self._packed = form(self.weight.data, None if self.bias is None else self.bias.data)
+        self.weight = torch.nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -98,7 +82,7 @@ class Linear(torch.nn.Module):
                 raise ValueError("this layer has no bias")
             target = self.bias.data
         else:
-            target = self.weight.data if self.layout is Layout.ROWS else self.weight.data.t()
+            target = self.weight.data
         if part is not None:
             target = target[self._parts[part]]
         copy_checked(target, tensor)
@@ -107,12 +91,10 @@ class Linear(torch.nn.Module):
         """``[T, in] -> [T, out]``."""
         if self._packed is not None:
             return self._packed(x)
-        if self.layout is Layout.ROWS:
-            return F.linear(x, self.weight, self.bias)
-        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        return F.linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features} -> {self.out_features}, {self.layout.value}"
+        return f"{self.in_features} -> {self.out_features}"
 
 
 class MergedColumnParallelLinear(Linear):
@@ -172,8 +154,4 @@ def copy_checked(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """Copy, converting the dtype; ValueError on a shape that differs (``copy_`` would broadcast it)."""
     if target.shape != tensor.shape:
         raise ValueError(f"expected shape {list(target.shape)}, got {list(tensor.shape)}")
-    if target.ndim == 2 and target.stride(0) == 1:
-        # Into a transposed weight: torch's blocked transpose writes whole matrices only, so by way of one.
-        target.t().copy_(tensor.t().contiguous())
-    else:
-        target.copy_(tensor)
+    target.copy_(tensor)

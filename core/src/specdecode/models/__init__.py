@@ -14,11 +14,12 @@ from .info import (
 from .loader import load_model
 from .packing import check_quantization, weight_bytes
 from .tokenizer import load_tokenizer
-from .weights import checkpoint_info, load_weights
+from .weights import load_weights
 
 __all__ = [
     "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
-    "check_quantization", "checkpoint_info", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
+    "check_quantization",
+    "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
     "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
     "resolve_model", "weight_bytes",
 ]  # fmt: skip

@@ -19,14 +19,12 @@ from specdecode.layers import (
     AttentionBackend,
     ColumnParallelLinear,
     KVCache,
-    Layout,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
     VocabEmbedding,
-    layout_for,
 )
 
 from .config import ACTIVATIONS, DecoderConfig
@@ -188,7 +186,6 @@ class Decoder(torch.nn.Module):
         self.embed_tokens = VocabEmbedding(
             config.vocab_size,
             config.hidden_size,
-            layout=layout_for(device, dtype) if config.tie_word_embeddings else Layout.ROWS,
             dtype=dtype,
             device=device,
         )

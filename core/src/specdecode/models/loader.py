@@ -70,7 +70,7 @@ def load_model(
         randomize(decoder)
     else:
         _load_checkpoint(decoder, files)
-    pack_weights(decoder, quantization=quantization, exact=exact)
+    pack_weights(decoder, quantization=quantization)
     return decoder.eval()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specdecode.contract import CheckpointInfo, ConfigError, TensorInfo
+from specdecode.contract import ConfigError
 
 INDEX = "model.safetensors.index.json"
 
@@ -48,18 +48,6 @@ def load_weights(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
         with _open(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
                 yield name, tensors.get_tensor(name)
-
-
-def checkpoint_info(path: str | Path) -> CheckpointInfo:
-    """Config and tensor headers of a checkpoint directory; no weight is read."""
-    path = Path(path)
-    headers: dict[str, TensorInfo] = {}
-    for file in weight_files(path):
-        with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                header = tensors.get_slice(name)
-                headers[name] = TensorInfo(tuple(header.get_shape()), header.get_dtype())
-    return CheckpointInfo(path=path, config=_read_json(path / "config.json"), tensors=headers)
 
 
 @contextlib.contextmanager

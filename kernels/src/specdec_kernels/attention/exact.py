@@ -34,10 +34,8 @@ class Source:
     def read(self, cache: torch.Tensor) -> torch.Tensor:
         """``[slots, heads, dim] -> [heads, length, dim]`` float32."""
         if self.slots is None:
-            keys = cache[self.start : self.stop]
-        else:
-            keys = cache.index_select(0, self.slots)
-        return keys.float().transpose(0, 1)
+            return cache[self.start : self.stop].float().transpose(0, 1)
+        return cache.index_select(0, self.slots).float().transpose(0, 1)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -83,7 +81,9 @@ class ExactPlan:
 
     def _runs(self) -> list[tuple[int, int]]:
         """Tokens of one row that share their keys: all but the nodes of a tree, which stand alone."""
-        tree = np.zeros(len(self._rows), bool) if self._extra is None else (self._extra >= 0).any(1)
+        tree: np.ndarray = np.zeros(len(self._rows), bool)
+        if self._extra is not None:
+            tree = np.asarray((self._extra >= 0).any(axis=1))
         alone = tree[1:] | tree[:-1] | (np.diff(self._rows) != 0)
         cuts = [0, *(np.flatnonzero(alone) + 1).tolist(), len(self._rows)]
         return list(itertools.pairwise(cuts)) if len(self._rows) else []
