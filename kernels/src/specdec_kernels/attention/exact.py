@@ -18,7 +18,7 @@ import torch
 from .metadata import AttentionMetadata
 
 #: Positions of a tile.
-TILE_TOKENS = 8
+TILE_TOKENS = 4
 #: Keys that a tile's stretch is rounded up to.
 KEY_TILE = 64
 
@@ -45,16 +45,17 @@ class Tile:
     source: int
     first: int
     length: int
-    mask: torch.Tensor  #: ``[1, TILE_TOKENS, 1, length]`` float32, additive
+    mask: torch.Tensor  #: ``[1, TILE_TOKENS * group, length]`` float32, additive
 
 
 class ExactPlan:
     """Tiles of one step under one sliding window."""
 
-    def __init__(self, meta: AttentionMetadata, window: int | None, num_slots: int) -> None:
+    def __init__(self, meta: AttentionMetadata, window: int | None, group: int, num_slots: int) -> None:
         self._meta = meta
         self._num_slots = num_slots
         self._window = window
+        self._group = group
         self._table = _host(meta.block_table)
         self._rows, self._base = _host(meta.rows), _host(meta.base)
         self._extra = None if meta.extra is None else _host(meta.extra)
@@ -118,9 +119,10 @@ class ExactPlan:
             keys < self._end[tokens, None]
         )
         visible[~visible.any(1), 0] = True
+        visible = visible.repeat(self._group, axis=0)
         mask = torch.zeros(visible.shape, device=self._meta.rows.device)
         mask.masked_fill_(self._tensor(~visible), float("-inf"))
-        return Tile(source, first, end - first, mask[None, :, None, :])
+        return Tile(source, first, end - first, mask[None])
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._meta.rows.device)
@@ -137,13 +139,13 @@ def paged_attention_exact(
 ) -> torch.Tensor:
     """As ``paged_attention``, with the bits of a token its own; a tree's node has those of its path."""
     keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
-    plan = meta.plans.get(("exact", window))
-    if plan is None:
-        plan = meta.plans["exact", window] = ExactPlan(meta, window, len(keys))
     heads, group = key_cache.shape[2], query.shape[1] // key_cache.shape[2]
+    plan = meta.plans.get(("exact", window, group))
+    if plan is None:
+        plan = meta.plans["exact", window, group] = ExactPlan(meta, window, group, len(keys))
     # K KV heads of G query heads: [tiles * places, Hq, D] -> [tiles, K, places * G, D]
     tiled = query.new_zeros(len(plan.tiles) * TILE_TOKENS, *query.shape[1:], dtype=torch.float32)
-    tiled[plan.places] = query.float()
+    tiled[plan.places] = query.float() * scale
     tiled = (
         tiled.view(len(plan.tiles), TILE_TOKENS, heads, group, -1).transpose(1, 2).flatten(2, 3).contiguous()
     )
@@ -151,8 +153,7 @@ def paged_attention_exact(
     outputs = []
     for queries, tile in zip(tiled, plan.tiles, strict=True):
         key, value = (part.narrow(1, tile.first, tile.length) for part in read[tile.source])
-        scores = torch.bmm(queries, key.transpose(1, 2)).mul_(scale)
-        scores.view(heads, TILE_TOKENS, group, tile.length).add_(tile.mask)
+        scores = torch.baddbmm(tile.mask, queries, key.transpose(1, 2))
         outputs.append(torch.bmm(scores.softmax(-1), value))
     out = torch.stack(outputs).view(len(plan.tiles), heads, TILE_TOKENS, group, -1).transpose(1, 2)
     out = out.reshape(len(plan.tiles) * TILE_TOKENS, query.shape[1], -1)[plan.places].to(query.dtype)
