@@ -35,11 +35,11 @@ def write_gguf(checkpoint: Path, target: Path) -> Path:
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     tokens = tokenizer.convert_ids_to_tokens(list(range(config.vocab_size)))
-    tokens[-1] = "He"  # a list of merges must not be empty
+    tokens[-2:] = ["ll", "He"]  # some readers want two merges at least
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 3 + [1] * (config.vocab_size - 3))
-    writer.add_token_merges(["H e"])
+    writer.add_token_merges(["H e", "l l"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template(tokenizer.chat_template)
