@@ -86,6 +86,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
     )
+    models.check_architecture(files, quantization=args.quantization, exact=args.exact)
     dtype = torch.bfloat16  # what int8 weights compute in
     if args.quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
@@ -114,7 +115,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         max_model_len=longest,
         load_format=args.load_format,
         quantization=args.quantization,
-        exact=_exact(args.exact, dtype, device),
+        exact=_exact(args.exact, dtype, device) if models.is_native(files) else False,
     )
     proposer = _load_proposer(prepared, args, model, info, device, dtype)
 

@@ -1,4 +1,4 @@
-"""The native decoder, its families, and loading of checkpoints."""
+"""The native decoder and its families, the models of transformers, and loading of checkpoints."""
 
 from .config import DecoderConfig
 from .decoder import MLP, Decoder, DecoderLayer, SelfAttention
@@ -14,12 +14,14 @@ from .info import (
 from .loader import load_model
 from .packing import check_quantization, weight_bytes
 from .tokenizer import load_tokenizer
+from .transformers_backend import TransformersDecoder
+from .transformers_support import check_architecture, is_native
 from .weights import load_weights
 
 __all__ = [
     "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
-    "check_quantization",
-    "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
+    "TransformersDecoder", "check_architecture", "check_quantization",
+    "decoder_config", "default_sampling", "describe_target", "eos_token_ids", "is_native",
     "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
     "resolve_model", "weight_bytes",
 ]  # fmt: skip

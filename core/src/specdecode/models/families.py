@@ -65,11 +65,11 @@ FAMILIES: dict[str, Callable[[Any], DecoderConfig]] = {
 
 
 def decoder_config(config: Any, architecture: str) -> DecoderConfig:
-    """The decoder of a Hugging Face config; ConfigError for an architecture that is not built."""
+    """The native decoder of a Hugging Face config; ConfigError for an architecture that is not native."""
     family = FAMILIES.get(architecture)
     if family is None:
         raise ConfigError(
-            f"architecture {architecture!r} of the model's config is not supported; "
+            f"architecture {architecture!r} of the model's config is none of the native decoder's; "
             f"use a model of one of {', '.join(sorted(FAMILIES))}"
         )
     return family(config)

@@ -11,6 +11,7 @@ from specdecode.contract import ConfigError, TargetInfo
 
 from .families import decoder_config
 from .files import ModelFiles
+from .transformers_support import describe, is_native
 
 DTYPES = {
     "float32": torch.float32,
@@ -55,9 +56,14 @@ def resolve_max_model_len(max_model_len: int | None, hf_config: Any) -> int:
     frequencies of short prompts too.
 
     Raises:
-        ConfigError: ``max_model_len`` is below 1 or above the limit.
+        ConfigError: ``max_model_len`` is below 1 or above the limit, or the config names none.
     """
-    trained = hf_config.max_position_embeddings
+    trained = getattr(hf_config, "max_position_embeddings", None)
+    if trained is None:
+        raise ConfigError(
+            f"the model's config (model_type {hf_config.model_type!r}) has no max_position_embeddings: "
+            "models without positions, such as recurrent ones, are not supported; use another model"
+        )
     rope = getattr(hf_config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
     limit = trained
@@ -82,7 +88,11 @@ def describe_target(
     tensor_parallel_size: int = 1,
 ) -> TargetInfo:
     """What draft methods are told of the target before its weights are loaded."""
-    config = decoder_config(files.hf_config, files.architecture)
+    config = (
+        decoder_config(files.hf_config, files.architecture)
+        if is_native(files)
+        else describe(files, max_model_len=max_model_len)
+    )
     return TargetInfo(
         path=str(files.path),
         architecture=files.architecture,

@@ -16,6 +16,8 @@ from .decoder import Decoder, DecoderLayer
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
+from .transformers_backend import TransformersDecoder
+from .transformers_support import check_architecture, is_native, load
 from .weights import load_weights
 
 logger = logging.getLogger(__name__)
@@ -40,8 +42,8 @@ def load_model(
     backend: AttentionBackend | None = None,
     quantization: str | None = None,
     exact: bool = False,
-) -> Decoder:
-    """Build the decoder of ``files`` and give it weights.
+) -> Decoder | TransformersDecoder:
+    """Build the decoder of ``files`` and give it weights: the native one, or else transformers' model.
 
     Args:
         load_format: "dummy" for seeded random weights, whatever files there are; else the
@@ -60,6 +62,16 @@ def load_model(
         raise ConfigError(
             f"model {files.name!r} is quantized ({method}), which is not supported; "
             "use an unquantized checkpoint of it"
+        )
+    check_architecture(files, quantization=quantization, exact=exact)
+    if not is_native(files):
+        return load(
+            files,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            load_format=load_format,
+            backend=backend,
         )
     config = decoder_config(files.hf_config, files.architecture)
     check_quantization(quantization, dtype, device)

@@ -9,6 +9,7 @@ from specdecode.layers.linear import Linear
 from specdecode.layers.packed import Int8Weight, OneDnnWeight, onednn_available
 
 from .decoder import Decoder
+from .transformers_backend import TransformersDecoder
 
 #: What the keyword ``quantization`` may be.
 QUANTIZATIONS = ("int8",)
@@ -49,7 +50,7 @@ def pack_weights(decoder: Decoder, *, quantization: str | None) -> None:
             module.pack(form)
 
 
-def weight_bytes(decoder: Decoder) -> int:
+def weight_bytes(decoder: Decoder | TransformersDecoder) -> int:
     """Bytes of all weights in memory; a table that embedding and output layer share counts once."""
     linear = [module for module in decoder.modules() if isinstance(module, Linear)]
     counted = {id(module.weight) for module in linear}

@@ -1,4 +1,4 @@
-"""What a rule of verification is, and the rules there are."""
+"""What a rule of verification is."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
-
-from specdecode.contract import Unsupported
 
 
 @attrs.frozen
@@ -25,20 +23,3 @@ class Rule(Protocol):
     """
 
     def __call__(self, targets: Sequence[int], ids: Sequence[int], parents: Sequence[int]) -> Verdict: ...
-
-
-def rule(name: str) -> Rule:
-    """The rule that ``rejection_sample_method`` names.
-
-    Raises:
-        Unsupported: no such rule is built.
-    """
-    from .invariant import walk
-
-    rules: dict[str, Rule] = {"invariant": walk}
-    if name not in rules:
-        raise Unsupported(
-            f"speculative_config.rejection_sample_method={name!r} is not built; "
-            f"what works is {', '.join(map(repr, rules))}"
-        )
-    return rules[name]
