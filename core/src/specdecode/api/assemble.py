@@ -73,12 +73,70 @@ class NoLifecycle:
         return None
 
 
+@attrs.frozen(eq=False)
+class ResolvedTarget:
+    """The target before any weight is read."""
+
+    files: models.ModelFiles
+    device: torch.device
+    dtype: torch.dtype
+    exact: bool
+    info: TargetInfo
+
+
 def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     """Load everything ``args`` name.
 
     Raises:
         ConfigError, Unsupported: before any weight is read where that can be known.
     """
+    target = _resolve_target(args)
+    manager = manager or _manager(args)
+    prepared = _prepare_proposer(args, manager, target.info)
+    verification = rule(prepared.policy.rejection_sample_method if prepared else "invariant")
+    needs = prepared.needs if prepared else None
+
+    tokenizer = _load_tokenizer(args, target)
+    model = models.load_model(
+        target.files,
+        dtype=target.dtype,
+        device=target.device,
+        max_model_len=target.info.max_model_len,
+        load_format=args.load_format,
+        quantization=args.quantization,
+        exact=target.exact,
+    )
+    proposer = _load_proposer(prepared, args, model, target)
+
+    layers, drafts = _kv_layers(target, needs)
+    memory = plan_memory(
+        args,
+        model,
+        KVStore.block_bytes(args.block_size, layers, drafts),
+        target.info.max_model_len,
+        target.device,
+        scratch_bytes=needs.scratch_bytes if needs else 0,
+    )
+    info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
+    pool = BlockPool(memory.num_blocks, args.block_size)
+    store = KVStore(memory.num_blocks, args.block_size, layers, drafts, target.device)
+    runner = ModelRunner(model, store, pool, target.device, needs)
+    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
+    if proposer is not None:
+        _bind(proposer, args, store, info)
+    return Engine(
+        core=core,
+        target=info,
+        tokenizer=tokenizer,
+        eos_ids=frozenset(models.eos_token_ids(target.files)),
+        defaults=models.default_sampling(target.files),
+        memory=memory,
+        method=prepared.method if prepared else None,
+        manager=manager,
+    )
+
+
+def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     device = torch.device(_device(args.device))
     files = models.resolve_model(
         args.model,
@@ -86,76 +144,55 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
     )
-    models.check_architecture(files, quantization=args.quantization, exact=args.exact)
     dtype = torch.bfloat16  # what int8 weights compute in
     if args.quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
-    if manager is None:
-        manager = (
-            default_manager() if not args.disable_plugins else PluginManager(disabled=args.disable_plugins)
-        )
-    prepared = None
-    if args.speculative_config is not None:
-        prepared = prepare(manager, args.speculative_config, info)
-        check_needs(prepared.needs, prepared.method, info)
-    verification = rule(prepared.policy.rejection_sample_method if prepared else "invariant")
+    return ResolvedTarget(files, device, dtype, _exact(args.exact, dtype, device), info)
 
-    tokenizer = None
-    if not args.skip_tokenizer_init:
-        tokenizer = models.load_tokenizer(
-            files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
-        )
-    model = models.load_model(
-        files,
-        dtype=dtype,
-        device=device,
-        max_model_len=longest,
-        load_format=args.load_format,
-        quantization=args.quantization,
-        exact=_exact(args.exact, dtype, device) if models.is_native(files) else False,
-    )
-    proposer = _load_proposer(prepared, args, model, info, device, dtype)
 
-    shape = LayerShape(info.num_kv_heads, info.head_dim, info.head_dim, dtype)
-    shapes = [shape] * info.num_layers
-    needs = prepared.needs if prepared else None
-    drafts = [draft_layers(spec, dtype) for spec in needs.kv] if needs else []
-    memory = plan_memory(
-        args,
-        model,
-        KVStore.block_bytes(args.block_size, shapes, drafts),
-        longest,
-        device,
-        scratch_bytes=needs.scratch_bytes if needs else 0,
+def _manager(args: EngineArgs) -> PluginManager:
+    return PluginManager(disabled=args.disable_plugins) if args.disable_plugins else default_manager()
+
+
+def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetInfo) -> Prepared | None:
+    if args.speculative_config is None:
+        return None
+    prepared = prepare(manager, args.speculative_config, target)
+    check_needs(prepared.needs, prepared.method, target)
+    return prepared
+
+
+def _load_tokenizer(args: EngineArgs, target: ResolvedTarget) -> Any:
+    if args.skip_tokenizer_init:
+        return None
+    return models.load_tokenizer(
+        target.files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
     )
-    info = attrs.evolve(info, max_model_len=memory.max_model_len)
-    pool = BlockPool(memory.num_blocks, args.block_size)
-    store = KVStore(memory.num_blocks, args.block_size, shapes, drafts, device)
-    runner = ModelRunner(model, store, pool, device, needs)
-    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
-    if proposer is not None:
-        proposer.bind(
-            Resources(
-                kv=store.drafts,
-                block_size=args.block_size,
-                max_num_seqs=args.max_num_seqs,
-                max_model_len=memory.max_model_len,
-            )
+
+
+def _kv_layers(
+    target: ResolvedTarget, needs: Needs | None
+) -> tuple[list[LayerShape], list[list[LayerShape]]]:
+    """The target's layers, and the proposer's for each KVSpec."""
+    info = target.info
+    shape = LayerShape(info.num_kv_heads, info.head_dim, info.head_dim, target.dtype)
+    drafts = [draft_layers(spec, target.dtype) for spec in needs.kv] if needs else []
+    return [shape] * info.num_layers, drafts
+
+
+def _bind(proposer: Proposer, args: EngineArgs, store: KVStore, info: TargetInfo) -> None:
+    proposer.bind(
+        Resources(
+            kv=store.drafts,
+            block_size=args.block_size,
+            max_num_seqs=args.max_num_seqs,
+            max_model_len=info.max_model_len,
         )
-        proposer.warm((), lambda fn, bucket: fn)
-    return Engine(
-        core=core,
-        target=info,
-        tokenizer=tokenizer,
-        eos_ids=frozenset(models.eos_token_ids(files)),
-        defaults=models.default_sampling(files),
-        memory=memory,
-        method=prepared.method if prepared else None,
-        manager=manager,
     )
+    proposer.warm((), lambda fn, bucket: fn)  # no graphs in this version: nothing to capture
 
 
 def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device) -> bool:
@@ -199,19 +236,14 @@ def _device(name: str) -> str:
 
 
 def _load_proposer(
-    prepared: Prepared | None,
-    args: EngineArgs,
-    model: Any,
-    info: TargetInfo,
-    device: torch.device,
-    dtype: torch.dtype,
+    prepared: Prepared | None, args: EngineArgs, model: Any, target: ResolvedTarget
 ) -> Proposer | None:
     if prepared is None:
         return None
     proposer = prepared.build(args.max_num_seqs)
     parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
     modules = {name: parts[name] for name in prepared.needs.modules}
-    proposer.load(LoadedTarget(info, device, dtype, modules))
+    proposer.load(LoadedTarget(target.info, target.device, target.dtype, modules))
     return proposer
 
 
