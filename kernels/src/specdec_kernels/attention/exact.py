@@ -45,7 +45,7 @@ class Tile:
     source: int
     first: int
     length: int
-    mask: torch.Tensor  #: ``[1, TILE_TOKENS * group, length]`` float32, additive
+    mask: torch.Tensor  #: ``[TILE_TOKENS * group, masked]`` float32, added to the scores of the last keys
 
 
 class ExactPlan:
@@ -112,17 +112,19 @@ class ExactPlan:
         # Under a window far keys are left out, by whole steps that the tile alone decides.
         lowest = 0 if self._window is None else tile * TILE_TOKENS - self._window + 1
         first = max(lowest, 0) // KEY_TILE * KEY_TILE
-        visible = np.zeros((TILE_TOKENS, end - first), bool)
-        visible[:, 0] = True  # a place without a token would be NaN
-        keys = np.arange(first, end)
+        # Without one only the last step holds keys that some place of the tile may not see.
+        masked = KEY_TILE if self._window is None and not self._meta.first else end - first
+        keys = np.arange(end - masked, end)
+        visible = np.ones((TILE_TOKENS, masked), bool)  # places without a token: anything but NaN
         visible[self._position[tokens] % TILE_TOKENS] = (keys >= self._low[tokens, None]) & (
             keys < self._end[tokens, None]
         )
-        visible[~visible.any(1), 0] = True
+        if masked == end - first:
+            visible[~visible.any(1), 0] = True
         visible = visible.repeat(self._group, axis=0)
         mask = torch.zeros(visible.shape, device=self._meta.rows.device)
         mask.masked_fill_(self._tensor(~visible), float("-inf"))
-        return Tile(source, first, end - first, mask[None])
+        return Tile(source, first, end - first, mask)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._meta.rows.device)
@@ -153,7 +155,8 @@ def paged_attention_exact(
     outputs = []
     for queries, tile in zip(tiled, plan.tiles, strict=True):
         key, value = (part.narrow(1, tile.first, tile.length) for part in read[tile.source])
-        scores = torch.baddbmm(tile.mask, queries, key.transpose(1, 2))
+        scores = torch.bmm(queries, key.transpose(1, 2))
+        scores[:, :, -tile.mask.shape[1] :] += tile.mask
         outputs.append(torch.bmm(scores.softmax(-1), value))
     out = torch.stack(outputs).view(len(plan.tiles), heads, TILE_TOKENS, group, -1).transpose(1, 2)
     out = out.reshape(len(plan.tiles) * TILE_TOKENS, query.shape[1], -1)[plan.places].to(query.dtype)
