@@ -144,13 +144,15 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
     )
+    models.check_architecture(files, quantization=args.quantization, exact=args.exact)
     dtype = torch.bfloat16  # what int8 weights compute in
     if args.quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
-    return ResolvedTarget(files, device, dtype, _exact(args.exact, dtype, device), info)
+    exact = models.is_native(files) and _exact(args.exact, dtype, device)
+    return ResolvedTarget(files, device, dtype, exact, info)
 
 
 def _manager(args: EngineArgs) -> PluginManager:

@@ -8,6 +8,7 @@ step's metadata says. All rows of a step are one packed sequence with explicit p
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -95,12 +96,18 @@ class TransformersDecoder(torch.nn.Module):
         self.device = device
         self.max_model_len = max_model_len
         self.backend = backend or TorchBackend()
-        # There is no padding, and looking for it would wait for the device at every step.
-        model.config.pad_token_id = None
         self._given: torch.Tensor | None = None
-        self._body = [model.get_decoder()]  # in a list: its weights are the model's already
-        self._blocks = [_blocks(self.body, model.config.num_hidden_layers)]
-        self._intercept(self.body)
+        body = model.get_decoder()
+        self._body = [body]  # in a list: its weights are the model's already
+        self._blocks = [_blocks(body, model.config.num_hidden_layers)]
+        if "position_ids" not in inspect.signature(body.forward).parameters:
+            raise ConfigError(
+                f"{type(body).__name__} of transformers takes no positions, so rows of a step cannot be told "
+                "apart; use another model"
+            )
+        # There is no padding, and looking for it would wait for the device at every step.
+        body.warn_if_padding_and_no_attention_mask = lambda *_: None
+        self._intercept(body)
 
     @property
     def body(self) -> Any:

@@ -151,7 +151,7 @@ class _Calls:
         self, query: torch.Tensor, cache: Any, meta: AttentionMetadata, *, scale: float, window: int | None
     ) -> torch.Tensor:
         _, key, value = self.written[-1]
-        self.shapes[cache] = _Shape(query.shape[1], *key.shape[1:], value.shape[2], window)
+        self.shapes[cache] = _Shape(query.shape[1], key.shape[1], key.shape[2], value.shape[2], window)
         return query.new_empty(*query.shape[:2], value.shape[2])
 
     def check(self, files: ModelFiles, layers: int) -> _Shape:
@@ -168,13 +168,18 @@ class _Calls:
                 f"{name} of transformers has layers or values whose KV heads differ in number or size, which "
                 "one KV cache cannot hold in this version; use another model"
             )
-        kinds = getattr(files.hf_config, "layer_types", None) or ()
-        for layer, kind in enumerate(kinds[:layers]):
-            if kind == "sliding_attention" and self.shapes[layer].window is None:
-                raise ConfigError(
-                    f"{name} of transformers does not pass layer {layer}'s sliding window on to attention; "
-                    "use another model"
-                )
+        kinds = (getattr(files.hf_config, "layer_types", None) or ())[:layers]
+        passed = [self.shapes[layer].window is not None for layer in range(layers)]
+        if kinds:
+            lost = any(
+                kind == "sliding_attention" and not given for kind, given in zip(kinds, passed, strict=False)
+            )
+        else:
+            lost = getattr(files.hf_config, "sliding_window", None) is not None and not any(passed)
+        if lost:  # it is in the model's mask alone, which is not made here
+            raise ConfigError(
+                f"{name} of transformers does not pass its sliding window on to attention; use another model"
+            )
         return shape
 
 
@@ -232,7 +237,7 @@ def _from_checkpoint(files: ModelFiles, dtype: torch.dtype) -> Any:
     weight_files(files.path)
     register_attention()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             files.path,
             config=copy.deepcopy(files.hf_config),
             dtype=dtype,
@@ -245,6 +250,7 @@ def _from_checkpoint(files: ModelFiles, dtype: torch.dtype) -> Any:
             f"the checkpoint {files.path} cannot be loaded as {files.architecture} ({error}); fetch it "
             "again, or see whether config.json is its own"
         ) from error
+    model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "

@@ -12,7 +12,7 @@ from ..contract import FINAL, Needs, Tap
 from ..engine.plan import StepPlan
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
-from ..models.decoder import Decoder
+from ..models import Decoder, TransformersDecoder
 from .inputs import TargetBatch, stage
 
 #: Most tokens whose logits are made at a time where a whole prompt's are wanted.
@@ -34,7 +34,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | TransformersDecoder,
         store: KVStore,
         pool: BlockPool,
         device: torch.device,

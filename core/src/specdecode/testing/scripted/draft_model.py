@@ -28,7 +28,7 @@ class DraftModelProposer(Proposer):
     def load(self, target: TargetHandle) -> None:
         from ...models import load_model, resolve_model
 
-        decoder = load_model(
+        decoder: Any = load_model(
             resolve_model(self._path),
             dtype=target.dtype,
             device=target.device,
