@@ -146,3 +146,11 @@ def engine_options(
         "max_model_len": max_model_len,
         "disable_plugins": tuple(no_plugin or ()),
     }
+
+
+def check_show_drafts(show_drafts: bool, speculation: dict[str, Any] | None) -> None:
+    """Refuse ``--show-drafts`` where there can be none."""
+    if show_drafts and speculation is None:
+        raise ConfigError(
+            "--show-drafts has nothing to show without speculation: add --spec-method NAME --spec-tokens N"
+        )

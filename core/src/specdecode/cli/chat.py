@@ -18,7 +18,7 @@ import typer
 from specdecode.contract import ConfigError
 
 from . import arguments
-from .arguments import engine_options, speculation_of
+from .arguments import check_show_drafts, engine_options, speculation_of
 
 _SAMPLING = "Sampling"
 
@@ -75,10 +75,7 @@ def chat(
 ) -> None:
     """Talk with a model. A line is a message; input may come from a pipe. /help lists the commands."""
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
-    if show_drafts and speculation is None:
-        raise ConfigError(
-            "--show-drafts has nothing to show without speculation: add --spec-method NAME --spec-tokens N"
-        )
+    check_show_drafts(show_drafts, speculation)
     template = _read(chat_template)
 
     from specdecode import LLM, SamplingParams

@@ -10,10 +10,8 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from specdecode.contract import ConfigError
-
 from . import arguments
-from .arguments import engine_options, speculation_of
+from .arguments import check_show_drafts, engine_options, speculation_of
 
 _SAMPLING = "Sampling"
 
@@ -73,10 +71,7 @@ def generate(
     """Complete prompts with a model, with or without speculation."""
     texts = _prompts(prompt)
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
-    if show_drafts and speculation is None:
-        raise ConfigError(
-            "--show-drafts has nothing to show without speculation: add --spec-method NAME --spec-tokens N"
-        )
+    check_show_drafts(show_drafts, speculation)
 
     from specdecode import LLM, SamplingParams
 

@@ -33,6 +33,8 @@ class AttentionBackend(Protocol):
 class TorchBackend:
     """The kernels' torch references: any device, no compilation."""
 
+    kernel = staticmethod(paged_attention)
+
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
         write_kv(key, value, *cache, meta.write_slots)
 
@@ -45,22 +47,13 @@ class TorchBackend:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        return paged_attention(query, *cache, meta, scale=scale, window=window)
+        return self.kernel(query, *cache, meta, scale=scale, window=window)
 
 
 class ExactTorchBackend(TorchBackend):
     """The same with invariant rows: a token's bits do not depend on what is computed beside it."""
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        cache: KVCache,
-        meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        return paged_attention_exact(query, *cache, meta, scale=scale, window=window)
+    kernel = staticmethod(paged_attention_exact)
 
 
 class Attention(torch.nn.Module):
