@@ -1,16 +1,19 @@
-"""On a CPU: a step's cost by rows, and decoding beside transformers' own generate, in one process.
+"""On a CPU: what a step costs and how near memory that is, and decoding beside transformers and llama.cpp.
 
     python benchmarks/cpu.py --model MODEL.gguf [--dtypes float32,bfloat16,int8] [--tokens 64]
 
-Prints two tables: the median milliseconds of a forward of 1 to 16 tokens after 512, and tokens per
-second at batch 1, plain and with prompt lookup, ours and transformers' in turn on the same prompts.
+Everything runs in one process, on the same prompts, ways in turn. llama.cpp is there if
+``llama-cpp-python`` is installed (``--llama-python`` names another interpreter that has it).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,25 +24,45 @@ from specdecode.bench.running import encode
 from specdecode.bench.tasks import builtin_tasks
 from specdecode.engine.plan import RowPlan, StepPlan
 from specdecode.engine.request import RowDrafts
+from specdecode.models.packing import weight_bytes
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
 ROWS = (1, 2, 4, 6, 8, 16)
+CONTEXT = 512
+BATCH = 8
 
 
 def options(dtype: str) -> dict[str, Any]:
     return {"quantization": "int8"} if dtype == "int8" else {"dtype": dtype}
 
 
-def cost_curve(model: str, repeats: int = 15, **keywords: Any) -> dict[int, float]:
-    """Milliseconds of a target forward, by tokens of one row at context 512."""
+def read_rate(repeats: int = 12) -> float:
+    """Best GB/s of reading 512 MB once with all threads."""
+    data = torch.ones(1 << 27)
+
+    def once() -> float:
+        start = time.perf_counter()
+        data.sum()
+        return data.nbytes / (time.perf_counter() - start) / 1e9
+
+    return max(once() for _ in range(repeats))
+
+
+def cost_curve(model: str, repeats: int = 15, **keywords: Any) -> tuple[dict[int, float], int]:
+    """Milliseconds of a target forward, by tokens of one row at context 512; and the bytes one reads."""
     with LLM(model, max_model_len=2048, device="cpu", **keywords) as llm:
         engine = llm.llm_engine
         params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
-        engine.add_request("row", {"prompt_token_ids": [1000 + i for i in range(512)]}, params)
+        engine.add_request("row", {"prompt_token_ids": [1000 + i for i in range(CONTEXT)]}, params)
         for _ in range(3):
             engine.step()
         (request,) = engine.core.scheduler.running
         request.table.ensure(len(request.token_ids) + max(ROWS))
+        decoder = engine.core.runner.model
+        config = decoder.config
+        kv = 2 * CONTEXT * config.num_layers * config.num_kv_heads * config.head_dim * decoder.dtype.itemsize
+        # the embedding is looked up, not read; an output layer that shares it has a packed copy
+        table = decoder.embed_tokens.weight.nbytes
 
         def forward(rows: int) -> float:
             drafts = RowDrafts((5,) * (rows - 1), tuple(range(-1, rows - 2)))
@@ -48,60 +71,134 @@ def cost_curve(model: str, repeats: int = 15, **keywords: Any) -> dict[int, floa
             return (time.perf_counter() - start) * 1e3
 
         forward(1)
-        times = {rows: [] for rows in ROWS}
+        times: dict[int, list[float]] = {rows: [] for rows in ROWS}
         for _ in range(repeats):
             for rows in ROWS:  # in turn, so that a slow spell of the machine hits all alike
                 times[rows].append(forward(rows))
-        return {rows: statistics.median(values) for rows, values in times.items()}
+        return {rows: statistics.median(values) for rows, values in times.items()}, (
+            weight_bytes(decoder) - table + kv
+        )
 
 
-def beside_transformers(model: str, dtype: str, tokens: int) -> dict[str, float]:
-    """Tokens per second of four ways to decode the same prompts, interleaved."""
+class Ways:
+    """Ways to decode the same prompts, timed in turn."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Callable[[list[list[int]]], int]] = {}
+
+    def rates(self, groups: list[list[list[int]]], rounds: int = 2) -> dict[str, float]:
+        """Tokens per second, prompts included. A group is one call."""
+        seconds, tokens = dict.fromkeys(self.by_name, 0.0), dict.fromkeys(self.by_name, 0)
+        for way in self.by_name.values():
+            way(groups[0])
+        for _ in range(rounds):
+            for group in groups:
+                for name, way in self.by_name.items():
+                    start = time.perf_counter()
+                    tokens[name] += way(group)
+                    seconds[name] += time.perf_counter() - start
+        return {name: tokens[name] / seconds[name] for name in self.by_name}
+
+
+def ours(llm: LLM, tokens: int) -> Callable[[list[list[int]]], int]:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+    def way(group: list[list[int]]) -> int:
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in group], params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return way
+
+
+def theirs(model: Any, tokens: int, **extra: Any) -> Callable[[list[list[int]]], int]:
+    @torch.inference_mode()
+    def way(group: list[list[int]]) -> int:
+        width = max(map(len, group))
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in group])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in group])
+        count = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        out = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **count, **extra)
+        return (out.shape[1] - width) * len(group)
+
+    return way
+
+
+def prompts_by_task(llm: LLM, each: int) -> dict[str, list[list[int]]]:
+    tokenizer = llm.get_tokenizer()
+    return {
+        task.name: [encode(tokenizer, prompt.text, chat=True) for prompt in task.prompts[:each]]
+        for task in builtin_tasks()
+    }
+
+
+def beside_transformers(model: str, dtype: str, tokens: int) -> Table:
+    """Batch 1 and one call of eight, plain and with prompt lookup."""
     from specdecode import models
-
-    files = models.resolve_model(model)
     from transformers import AutoModelForCausalLM
 
-    theirs = AutoModelForCausalLM.from_pretrained(files.path, dtype=getattr(torch, dtype)).eval()
+    path = models.resolve_model(model).path
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     common = {"dtype": dtype, "max_model_len": 2048, "device": "cpu", "enable_prefix_caching": False}
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    table = Table("batch", "way", "tokens/s", "to transformers", title=f"{dtype}, prompts included")
     with LLM(model, **common) as plain, LLM(model, speculative_config=NGRAM, **common) as ngram:
-        tokenizer = plain.get_tokenizer()
-        prompts = [
-            encode(tokenizer, prompt.text, chat=True)
-            for task in builtin_tasks()
-            for prompt in task.prompts[:1]
-        ]
+        prompts = prompts_by_task(plain, each=2)
+        alone, together = Ways(), Ways()
+        for ways in (alone, together):
+            ways.by_name = {
+                "transformers": theirs(reference, tokens),
+                "specdec": ours(plain, tokens),
+                "specdec ngram": ours(ngram, tokens),
+            }
+        alone.by_name["transformers prompt lookup"] = theirs(reference, tokens, prompt_lookup_num_tokens=5)
+        everything = [ids for group in prompts.values() for ids in group]
+        for batch, ways, groups in (
+            (1, alone, [[group[0]] for group in prompts.values()]),
+            (BATCH, together, [everything]),
+        ):
+            found = ways.rates(groups)
+            for name, rate in found.items():
+                table.add_row(str(batch), name, f"{rate:.1f}", f"{rate / found['transformers']:.2f}x")
+    return table
 
-        def ours(llm: LLM, ids: list[int]) -> None:
-            llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
 
-        @torch.inference_mode()
-        def generate(ids: list[int], **extra: Any) -> None:
-            theirs.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-                do_sample=False,
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                **extra,
-            )
-
-        ways = {
-            "specdec": lambda ids: ours(plain, ids),
-            "transformers": generate,
-            "specdec ngram": lambda ids: ours(ngram, ids),
-            "transformers prompt lookup": lambda ids: generate(ids, prompt_lookup_num_tokens=5),
-        }
-        seconds = dict.fromkeys(ways, 0.0)
-        for way in ways.values():
-            way(prompts[0])  # warm
-        for ids in prompts:
-            for name, way in ways.items():
-                start = time.perf_counter()
-                way(ids)
-                seconds[name] += time.perf_counter() - start
-    return {name: tokens * len(prompts) / value for name, value in seconds.items()}
+def code_edit(model: str, dtype: str, tokens: int, llama_python: str | None) -> Table:
+    """The code-edit prompts alone, plain and with ngram; llama.cpp plain on its own file."""
+    table = Table("engine", "way", "tokens/s", title="code edit, batch 1, prompts included")
+    common = {"max_model_len": 2048, "device": "cpu", "enable_prefix_caching": False, **options(dtype)}
+    with LLM(model, **common) as plain, LLM(model, speculative_config=NGRAM, **common) as ngram:
+        prompts = prompts_by_task(plain, each=4)["edit-code"]
+        ways = Ways()
+        ways.by_name = {"plain": ours(plain, tokens), "ngram": ours(ngram, tokens)}
+        for name, rate in ways.rates([[ids] for ids in prompts]).items():
+            table.add_row(f"specdec {dtype}", name, f"{rate:.1f}")
+    if llama_python:
+        script = f"""
+import json, sys, time, llama_cpp
+prompts = json.load(sys.stdin)
+llm = llama_cpp.Llama({model!r}, n_ctx=2048, n_threads={torch.get_num_threads()}, verbose=False)
+def run(ids):
+    llm.reset()
+    made = []
+    for token in llm.generate(ids, temp=0.0):
+        made.append(token)
+        if len(made) == {tokens}:
+            return
+run(prompts[0])
+start = time.perf_counter()
+for _ in range(2):
+    for ids in prompts:
+        run(ids)
+print(json.dumps({tokens} * 2 * len(prompts) / (time.perf_counter() - start)))
+"""
+        done = subprocess.run(
+            [llama_python, "-c", script],
+            input=json.dumps(prompts),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        table.add_row(f"llama.cpp {model.rsplit('/', 1)[-1]}", "plain", f"{json.loads(done.stdout):.1f}")
+    return table
 
 
 def main() -> None:
@@ -111,25 +208,29 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtypes", default="float32,bfloat16,int8")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
     arguments = parser.parse_args()
     dtypes = arguments.dtypes.split(",")
     console = Console(width=100)
 
-    curve = Table("dtype", "exact", *map(str, ROWS), "8 / 1", title="ms a forward, by tokens of the row")
+    title = f"ms a forward, by tokens of the row, context {CONTEXT}"
+    curve = Table("dtype", *map(str, ROWS), "8 / 1", "MB read", "bound, ms", "of bound", title=title)
+    rate = read_rate()
     for dtype in dtypes:
-        for exact in (True,) if dtype == "int8" else (False, True):
-            times = cost_curve(arguments.model, exact=exact, **options(dtype))
-            ratio = f"{times[8] / times[1]:.2f}"
-            curve.add_row(dtype, str(exact), *(f"{times[rows]:.1f}" for rows in ROWS), ratio)
+        times, read = cost_curve(arguments.model, **options(dtype))
+        bound = read / rate / 1e6
+        cells = [f"{times[rows]:.1f}" for rows in ROWS]
+        curve.add_row(
+            dtype, *cells, f"{times[8] / times[1]:.2f}", f"{read / 1e6:.0f}", f"{bound:.1f}",
+            f"{times[1] / bound:.2f}x",
+        )  # fmt: skip
     console.print(curve)
-
-    rates = Table("dtype", "way", "tokens/s", "to transformers", title="batch 1, prompt included")
+    console.print(f"read rate {rate:.1f} GB/s, {torch.get_num_threads()} threads")
     for dtype in dtypes:
         if dtype != "int8":  # transformers has no twin of it
-            found = beside_transformers(arguments.model, dtype, arguments.tokens)
-            for name, rate in found.items():
-                rates.add_row(dtype, name, f"{rate:.1f}", f"{rate / found['transformers']:.2f}x")
-    console.print(rates)
+            console.print(beside_transformers(arguments.model, dtype, arguments.tokens))
+    for dtype in dtypes:
+        console.print(code_edit(arguments.model, dtype, arguments.tokens, arguments.llama_python))
 
 
 if __name__ == "__main__":

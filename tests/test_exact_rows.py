@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec_kernels.attention import AttentionMetadata, paged_attention, paged_attention_exact
+from specdec_kernels.native import library
 from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError
-from specdecode.layers.packed import Int8Weight, OneDnnWeight, onednn_available
+from specdecode.layers.packed import Int8Weight, NativeWeight, OneDnnWeight, dense_form, onednn_available
 from specdecode.testing.tiny import tiny_checkpoint
 
 BLOCK, LENGTH = 4, 150
@@ -125,13 +126,15 @@ def test_a_node_of_a_tree_has_the_bits_of_its_path():
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1536])
-@pytest.mark.parametrize("form", [OneDnnWeight, Int8Weight], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [NativeWeight, OneDnnWeight, Int8Weight], ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_of_a_row_are_its_own(form, dtype, inputs):
     if form is Int8Weight and dtype is not torch.bfloat16:
         pytest.skip("int8 weights compute in bfloat16")
     if form is OneDnnWeight and not onednn_available(dtype):
         pytest.skip(f"no oneDNN product for {dtype} on this processor")
+    if form is NativeWeight and library() is None:
+        pytest.skip("the C++ kernels could not be compiled here")
     generator = torch.Generator().manual_seed(inputs)
     weight = torch.randn(96, inputs, generator=generator).to(dtype)
     x = torch.randn(70, inputs, generator=generator).to(dtype)
@@ -167,8 +170,8 @@ RUNS = [
 )
 def test_output_is_identical_in_every_dtype(tmp_path, weights):
     """Logprobs to the last bit, so that a difference too small to change a token is seen too."""
-    if "bfloat16" in weights.values() and not onednn_available(torch.bfloat16):
-        pytest.skip("no oneDNN product for bfloat16 on this processor")
+    if "bfloat16" in weights.values() and dense_form(torch.bfloat16) is None:
+        pytest.skip("no packed product for bfloat16 on this processor")
     path = tiny_checkpoint(tmp_path, output_scale=0.3, hidden_size=128, intermediate_size=384)
     rng = np.random.default_rng(0)
     prompts = [

@@ -12,6 +12,7 @@ from specdec_kernels.norm import fused_add_rms_norm, rms_norm
 from specdec_kernels.rotary import apply_rotary
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def randn(*shape, seed=0, dtype=torch.float32):

@@ -9,6 +9,7 @@ import torch
 from specdec_kernels.attention import AttentionMetadata, paged_attention, plan
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("implementation")
 
 BLOCK = 4
 BLOCKS = 400

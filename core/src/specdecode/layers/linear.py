@@ -8,12 +8,12 @@ rank would take its share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 
-from .packed import PackedWeight
+from .packed import Form, PackedWeight
 
 
 class Linear(torch.nn.Module):
@@ -59,7 +59,7 @@ class Linear(torch.nn.Module):
         weight = self.weight.nbytes if self._packed is None else self._packed.num_bytes
         return weight + (0 if self.bias is None else self.bias.nbytes)
 
-    def pack(self, form: Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]) -> None:
+    def pack(self, form: Form) -> None:
         """Replace the weight by a packed form of it; nothing can be loaded any more."""
         self._packed = form(self.weight.data, None if self.bias is None else self.bias.data)
         self.weight = torch.nn.Parameter(self.weight.new_empty(0), requires_grad=False)

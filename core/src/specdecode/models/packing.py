@@ -6,7 +6,7 @@ import torch
 
 from specdecode.contract import ConfigError
 from specdecode.layers.linear import Linear
-from specdecode.layers.packed import Int8Weight, OneDnnWeight, onednn_available
+from specdecode.layers.packed import Int8Weight, dense_form
 
 from .decoder import Decoder
 from .transformers_backend import TransformersDecoder
@@ -37,14 +37,12 @@ def check_quantization(quantization: str | None, dtype: torch.dtype, device: tor
 
 
 def pack_weights(decoder: Decoder, *, quantization: str | None) -> None:
-    """Pack all linear layers of a loaded decoder.
-
-    On a CPU oneDNN's layout is the fastest or nearly so at every row count, and nearly as fast for
-    eight rows as for one, which is what verification asks for.
-    """
-    if decoder.device.type != "cpu" or (quantization is None and not onednn_available(decoder.dtype)):
+    """Pack all linear layers of a loaded decoder into the form that is fastest on a CPU."""
+    if decoder.device.type != "cpu":
         return
-    form = Int8Weight if quantization == "int8" else OneDnnWeight
+    form = Int8Weight if quantization == "int8" else dense_form(decoder.dtype)
+    if form is None:
+        return
     for module in decoder.modules():
         if isinstance(module, Linear):
             module.pack(form)

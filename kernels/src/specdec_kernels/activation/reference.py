@@ -7,12 +7,10 @@ import torch.nn.functional as F
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of ``x = [gate, up]``: ``[..., 2 I] -> [..., I]``."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up`` with the tanh approximation: ``[..., 2 I] -> [..., I]``."""
     gate, up = x.chunk(2, -1)
     return F.gelu(gate, approximate="tanh").mul_(up)

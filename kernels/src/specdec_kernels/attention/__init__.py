@@ -1,7 +1,51 @@
 """Attention of query tokens over a paged KV cache."""
 
-from .exact import paged_attention_exact
+from __future__ import annotations
+
+import torch
+
+from . import exact, native, reference
 from .metadata import AttentionMetadata
-from .reference import paged_attention
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Softmax attention of every query token over the cache slots that ``meta`` lets it see.
+
+    Args:
+        query: ``[T, Hq, Dk]``; query heads ``h * Hq // Hkv ..`` share KV head ``h``.
+        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the query's dtype.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
+        meta: which slots each token sees; what is derived from it is kept in ``meta.plans``.
+        scale: factor of the scores.
+        window: a token at position ``p`` sees positions above ``p - window`` only; None: all.
+
+    Returns:
+        ``[T, Hq, Dv]``; zero for tokens that see no slot.
+    """
+    chosen = native if native.can_attend(query, key_cache, value_cache) else reference
+    return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
+
+
+def paged_attention_exact(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    meta: AttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """As :func:`paged_attention`, with the bits of a token its own; a tree's node has those of its path."""
+    chosen = native if native.can_attend(query, key_cache, value_cache) else exact
+    return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
+
 
 __all__ = ["AttentionMetadata", "paged_attention", "paged_attention_exact"]

@@ -130,16 +130,15 @@ class ExactPlan:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._meta.rows.device)
 
 
-def paged_attention_exact(
+def paged_attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     meta: AttentionMetadata,
     *,
     scale: float,
-    window: int | None = None,
+    window: int | None,
 ) -> torch.Tensor:
-    """As ``paged_attention``, with the bits of a token its own; a tree's node has those of its path."""
     keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
     heads, group = key_cache.shape[2], query.shape[1] // key_cache.shape[2]
     plan = meta.plans.get(("exact", window, group))

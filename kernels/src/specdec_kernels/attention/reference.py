@@ -16,21 +16,8 @@ def paged_attention(
     meta: AttentionMetadata,
     *,
     scale: float,
-    window: int | None = None,
+    window: int | None,
 ) -> torch.Tensor:
-    """Softmax attention of every query token over the cache slots that ``meta`` lets it see.
-
-    Args:
-        query: ``[T, Hq, Dk]``; query heads ``h * Hq // Hkv ..`` share KV head ``h``.
-        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the query's dtype.
-        value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
-        meta: which slots each token sees; the plan derived from it is kept in ``meta.plans``.
-        scale: factor of the scores.
-        window: a token at position ``p`` sees positions above ``p - window`` only; None: all.
-
-    Returns:
-        ``[T, Hq, Dv]``; zero for tokens that see no slot.
-    """
     num_kv_heads = key_cache.shape[2]
     group = query.shape[1] // num_kv_heads
     plan = attention_plan(meta, window, group, query.dtype)

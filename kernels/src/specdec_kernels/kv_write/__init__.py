@@ -1,5 +1,32 @@
 """Writing new keys and values into a paged KV cache."""
 
-from .reference import write_kv
+from __future__ import annotations
+
+import torch
+
+from . import native, reference
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """Store each token's key and value in its physical slot, in place.
+
+    Tokens may share a slot of the null block (suppressed writes); which of them stays is undefined.
+
+    Args:
+        key: ``[T, Hkv, Dk]``.
+        value: ``[T, Hkv, Dv]``.
+        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the key's dtype.
+        value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
+        slots: ``[T]`` int64, ``block * block_size + offset``.
+    """
+    chosen = native if native.can_write(key, value, key_cache) else reference
+    chosen.write_kv(key, value, key_cache, value_cache, slots)
+
 
 __all__ = ["write_kv"]

@@ -12,16 +12,5 @@ def write_kv(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Store each token's key and value in its physical slot, in place.
-
-    Tokens may share a slot of the null block (suppressed writes); which of them stays is undefined.
-
-    Args:
-        key: ``[T, Hkv, Dk]``.
-        value: ``[T, Hkv, Dv]``.
-        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the key's dtype.
-        value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
-        slots: ``[T]`` int64, ``block * block_size + offset``.
-    """
     key_cache.flatten(0, 1).index_copy_(0, slots, key)
     value_cache.flatten(0, 1).index_copy_(0, slots, value)

@@ -7,19 +7,11 @@ import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, computed in float32.
-
-    Args:
-        x: ``[..., D]``.
-        weight: ``[D]``, of the dtype of ``x``.
-        eps: added to the mean square.
-    """
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``residual + x``, normalised and as it is: ``(normed, new residual)``, each ``[..., D]``."""
     residual = residual + x
     return F.rms_norm(residual, weight.shape, weight, eps), residual

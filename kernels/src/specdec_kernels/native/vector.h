@@ -1,0 +1,130 @@
+// Sixteen floats at a time, for any instruction set the compiler is told of.
+//
+// Every kernel here computes a row in an order that the row alone decides, never its neighbours or
+// the number of threads: that is what makes output with and without speculation identical to the bit.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace specdec {
+
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+static inline Floats splat(float value) { return Floats{} + value; }
+
+static inline Floats load(const float* from) {
+    Floats values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+}
+
+static inline Floats load(const BFloat16* from) {
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+static inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
+
+// Rounds to nearest, ties to even, as torch does; NaN stays NaN.
+static inline void store(BFloat16* to, Floats values) {
+    Words bits = (Words)values;
+    const Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Words nan = (Words)(values != values);
+    const Halves halves = __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), Halves);
+    std::memcpy(to, &halves, sizeof halves);
+}
+
+// The first `count` lanes; the others are zero.
+template <typename T>
+static inline Floats load_some(const T* from, int64_t count) {
+    if (count == LANES) return load(from);
+    T lanes[LANES] = {};
+    std::memcpy(lanes, from, count * sizeof(T));
+    return load(lanes);
+}
+
+template <typename T>
+static inline void store_some(T* to, Floats values, int64_t count) {
+    if (count == LANES) return store(to, values);
+    T lanes[LANES];
+    store(lanes, values);
+    std::memcpy(to, lanes, count * sizeof(T));
+}
+
+static inline float to_float(float value) { return value; }
+static inline float to_float(BFloat16 value) {
+    const uint32_t bits = (uint32_t)value.bits << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+// The value as it will be read back from memory of that type.
+static inline Floats as_stored(const float*, Floats values) { return values; }
+static inline Floats as_stored(const BFloat16*, Floats values) {
+    BFloat16 lanes[LANES];
+    store(lanes, values);
+    return load(lanes);
+}
+
+#define SPECDEC_FOLD(values, COMBINE)                                                                     \
+    values = COMBINE(values, __builtin_shufflevector(values, values, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, \
+                                                     5, 6, 7));                                           \
+    values = COMBINE(values, __builtin_shufflevector(values, values, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, \
+                                                     10, 11));                                            \
+    values = COMBINE(values, __builtin_shufflevector(values, values, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, \
+                                                     12, 13));                                            \
+    values = COMBINE(values, __builtin_shufflevector(values, values, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, \
+                                                     15, 14));
+
+static inline Floats choose(Ints where, Floats yes, Floats no) {
+    return (Floats)((where & (Ints)yes) | (~where & (Ints)no));
+}
+
+static inline Floats add(Floats a, Floats b) { return a + b; }
+static inline Floats maximum(Floats a, Floats b) { return choose(a > b, a, b); }
+
+static inline float sum(Floats values) {
+    SPECDEC_FOLD(values, add)
+    return values[0];
+}
+
+static inline float largest(Floats values) {
+    SPECDEC_FOLD(values, maximum)
+    return values[0];
+}
+
+// e^x to about 2 ulp; 0 below -87, infinity above 88, NaN for NaN. Cody and Waite's reduction.
+static inline Floats exponential(Floats x) {
+    const Floats clamped = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
+    const Ints power = __builtin_convertvector(clamped * 1.44269504f + choose(clamped < 0, splat(-0.5f), splat(0.5f)), Ints);
+    const Floats n = __builtin_convertvector(power, Floats);
+    const Floats r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    Floats p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    Floats result = p * (Floats)((power + 127) << 23);
+    result = choose(x < -87.0f, Floats{}, result);
+    result = choose(x > 88.0f, splat(INFINITY), result);
+    return choose(x != x, x, result);
+}
+
+}  // namespace specdec
+
+// Calls FUNCTION<float>(...) or FUNCTION<BFloat16>(...): 0 and 1 are the codes of native/loading.py.
+#define SPECDEC_BY_DTYPE(dtype, FUNCTION, ...) \
+    ((dtype) == 0 ? FUNCTION<float>(__VA_ARGS__) : FUNCTION<specdec::BFloat16>(__VA_ARGS__))
