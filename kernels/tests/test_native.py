@@ -176,4 +176,4 @@ def test_without_a_compiler_torch_does_the_work(tmp_path, settings, told):
     assert told in done.stderr
     assert done.stderr.count("torch's own operations") <= 1  # told once
     assert bool(done.stderr.strip()) == bool(told)
-    assert not [file for file in tmp_path.rglob("*.so")]
+    assert not list(tmp_path.rglob("*.so"))

@@ -259,6 +259,7 @@ def test_the_json_object_has_the_promised_shape(clock):
             "batch_size",
             "tokens_per_s",
             "speedup",
+            "decode_speedup",
             "acceptance_length",
             "tokens_per_target_step",
             "acceptance_per_position",

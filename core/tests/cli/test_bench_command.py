@@ -11,6 +11,7 @@ ROW = {
     "batch_size",
     "tokens_per_s",
     "speedup",
+    "decode_speedup",
     "acceptance_length",
     "tokens_per_target_step",
     "acceptance_per_position",

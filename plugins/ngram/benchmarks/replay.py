@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from specdec_ngram.proposer import trusted_length
+
 Text = Sequence[int]
 #: continuation of a match that starts at ``start``, at most ``k`` tokens
 Rule = Callable[[Text, list[int], int], list[int]]
@@ -50,15 +52,15 @@ RULES: dict[str, Rule] = {
 CHOSEN = "recent-cycle"
 
 
-#: rule, shortest and longest window, tokens a draft
-SETTINGS: dict[str, list[tuple[str, int, int, int]]] = {
-    "Rules": [(rule, 2, 5, k) for k in (3, 5, 10) for rule in RULES],
+#: rule, shortest and longest window, tokens a draft, whether short matches draft less
+SETTINGS: dict[str, list[tuple[str, int, int, int, bool]]] = {
+    "Rules": [(rule, 2, 5, k, False) for k in (3, 5, 10) for rule in RULES],
     "Windows": [
-        (CHOSEN, shortest, longest, 5)
+        (CHOSEN, shortest, longest, 5, False)
         for shortest, longest in itertools.product((1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 8))
         if shortest <= longest
     ],
-    "Lengths": [(CHOSEN, 2, 5, k) for k in (1, 2, 3, 4, 5, 6, 8, 10, 16)],
+    "Lengths": [(CHOSEN, 2, 5, k, trust) for trust in (False, True) for k in (1, 2, 3, 4, 5, 6, 8, 10, 16)],
 }
 
 
@@ -91,7 +93,9 @@ class Tally:
         return 1 + self.drafted / self.steps
 
 
-def replay(texts: Iterable[dict], rule: Rule, shortest: int, longest: int, k: int) -> Tally:
+def replay(
+    texts: Iterable[dict], rule: Rule, shortest: int, longest: int, k: int, trust: bool = False
+) -> Tally:
     """Decode each text with drafts of ``rule``; the first token comes from the prompt's own step."""
     tally = Tally()
     for text in texts:
@@ -102,6 +106,8 @@ def replay(texts: Iterable[dict], rule: Rule, shortest: int, longest: int, k: in
             known = whole[:done]
             window, starts = occurrences.find(known)
             limit = min(k, len(whole) - done - 1)
+            if trust:
+                limit = min(limit, trusted_length(window, longest))
             drafts = rule(known, starts, limit) if starts and limit else []
             accepted = 0
             while accepted < len(drafts) and drafts[accepted] == whole[done + accepted]:
@@ -166,23 +172,27 @@ def record(model: str, max_tokens: int, out: Path) -> None:
     out.write_text(json.dumps(texts))
 
 
-def table(texts: list[dict], settings: Iterable[tuple[str, int, int, int]]) -> None:
+def table(texts: list[dict], settings: Iterable[tuple[str, int, int, int, bool]]) -> None:
     """Print tokens per target step of each setting and task, and what all tasks together cost."""
     tasks = sorted({text["task"] for text in texts})
     print(
-        "| rule | min | max | k | " + " | ".join(tasks) + " | all | acceptance length | rate | rows a step |"
+        "| rule | min | max | k | trust | "
+        + " | ".join(tasks)
+        + " | all | acceptance length | rate | rows a step |"
     )
-    print("|" + " --- |" * (8 + len(tasks)))
-    for rule, shortest, longest, k in settings:
-        cells = [
-            replay((t for t in texts if t["task"] == task), RULES[rule], shortest, longest, k).tokens_per_step
-            for task in tasks
-        ]
-        every = replay(texts, RULES[rule], shortest, longest, k)
+    print("|" + " --- |" * (9 + len(tasks)))
+    for rule, shortest, longest, k, trust in settings:
+        setting = (RULES[rule], shortest, longest, k, trust)
+        cells = [replay((t for t in texts if t["task"] == task), *setting).tokens_per_step for task in tasks]
+        every = replay(texts, *setting)
         figures = [
             *cells, every.tokens_per_step, every.acceptance_length, every.acceptance_rate, every.rows_per_step
         ]  # fmt: skip
-        print(f"| {rule} | {shortest} | {longest} | {k} | " + " | ".join(f"{x:.2f}" for x in figures) + " |")
+        print(
+            f"| {rule} | {shortest} | {longest} | {k} | {'yes' if trust else 'no'} | "
+            + " | ".join(f"{x:.2f}" for x in figures)
+            + " |"
+        )
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ from specdec_ngram.index import NgramIndex
 
 
 def brute_force(text, shortest, longest):
-    """Position after the most recent earlier occurrence of the longest matching tail."""
+    """Position after the most recent earlier occurrence of the longest matching tail, and its length."""
     for n in range(longest, shortest - 1, -1):
         if n >= len(text):
             continue
         for end in range(len(text) - 1, n - 1, -1):
             if text[end - n : end] == text[-n:]:
-                return end
+                return end, n
     return None
 
 
@@ -40,18 +40,18 @@ def test_any_way_of_growing_finds_what_a_search_finds(text, bounds, cuts):
 
 def test_the_longest_window_wins_over_a_more_recent_shorter_one():
     text = [7, 8, 9, 1, 8, 9, 2, 7, 8, 9]
-    assert matched(text, 1, 3) == 3
-    assert matched(text, 1, 2) == 6
+    assert matched(text, 1, 3) == (3, 3)
+    assert matched(text, 1, 2) == (6, 2)
 
 
 def test_of_equal_windows_the_most_recent_wins():
-    assert matched([5, 1, 5, 2, 5], 1, 4) == 3
+    assert matched([5, 1, 5, 2, 5], 1, 4) == (3, 1)
 
 
 def test_the_tail_does_not_match_itself_but_may_overlap_its_match():
     assert matched([1, 2, 3], 2, 3) is None
-    assert matched([4, 4], 1, 3) == 1
-    assert matched([4] * 9, 1, 3) == 8
+    assert matched([4, 4], 1, 3) == (1, 1)
+    assert matched([4] * 9, 1, 3) == (8, 3)
 
 
 @pytest.mark.parametrize("text", [[], [1], [1, 2, 3, 9, 8, 1, 2, 3]])

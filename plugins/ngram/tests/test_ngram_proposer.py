@@ -98,15 +98,21 @@ def test_h15_nothing_where_no_window_matches():
 
 
 def test_a_match_that_runs_into_the_end_goes_round():
-    engine = harness(k=5, prompt_lookup_min=1)
-    assert engine.draft([6, 6]) == [6] * 5
-    assert engine.draft([1, 2, 3, 1, 2, 3]) == [1, 2, 3, 1, 2]
-    assert engine.draft([9, 1, 2, 1]) == [2, 1, 2, 1, 2]
+    assert harness(k=5, prompt_lookup_max=1).draft([6, 6]) == [6] * 5
+    assert harness(k=5, prompt_lookup_max=3).draft([1, 2, 3, 1, 2, 3]) == [1, 2, 3, 1, 2]
+    assert harness(k=5, prompt_lookup_max=1).draft([9, 1, 2, 1]) == [2, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("matching", "length"), [(1, 1), (2, 1), (3, 2), (4, 4), (5, 8), (6, 20), (9, 20)])
+def test_a_short_match_is_trusted_with_few_drafts(matching, length):
+    repeated = [*range(100, 100 + matching)]
+    text = [*repeated, *range(40), 7, *repeated]
+    assert len(harness(k=20, prompt_lookup_min=1, prompt_lookup_max=6).draft(text)) == length
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 5], [5] * 40, [5, 6], []])
 def test_h16_odd_prompts(prompt):
-    drafts = harness(k=3, prompt_lookup_min=2).draft(prompt)
+    drafts = harness(k=3, prompt_lookup_max=2).draft(prompt)
     assert drafts == ([5] * 3 if len(prompt) > 2 else [])
 
 
@@ -114,11 +120,13 @@ def test_h16_odd_prompts(prompt):
     ("budget", "room", "length"), [(0, 9, 0), (2, 9, 2), (9, 1, 1), (9, 0, 0), (3, 2, 2)]
 )
 def test_drafts_stay_within_budget_and_room(budget, room, length):
-    assert len(harness(k=4).draft([1, 2, 3, 1, 2], budget=[budget], room=[room])) == length
+    assert (
+        len(harness(k=4, prompt_lookup_max=2).draft([1, 2, 3, 1, 2], budget=[budget], room=[room])) == length
+    )
 
 
 def test_rows_do_not_see_each_other():
-    engine = harness(k=2)
+    engine = harness(k=2, prompt_lookup_max=2)
     for name in "abc":
         engine.add(name)
     histories = {"a": [1, 2, 3, 4, 1, 2], "b": [3, 4, 9, 1, 2], "c": [7, 8, 9, 7, 8]}
@@ -137,7 +145,7 @@ def test_drafts_follow_a_growing_history_whatever_steps_were_skipped():
 
 def test_a_preempted_request_goes_on_where_it_was():
     text = [1, 2, 3, 4, 1, 2]
-    engine = harness(k=2)
+    engine = harness(k=2, prompt_lookup_max=2)
     engine.add("r", text)
     assert engine.drafts({"r": text}) == [[3, 4]]
     engine.proposer.on_preempt("r")

@@ -26,10 +26,10 @@ def replay():
 def test_the_chosen_rule_is_the_plugins(replay, text, k):
     index = NgramIndex(2, 5)
     index.extend(text)
-    start = index.match(text)
+    match = index.match(text)
     _, starts = replay.Occurrences(2, 5).find(text)
     drafts = replay.RULES[replay.CHOSEN](text, starts, k) if starts else []
-    assert drafts == ([] if start is None else continuation(text, start, k))
+    assert drafts == ([] if match is None else continuation(text, match[0], k))
 
 
 def test_a_replay_counts_steps_and_tokens(replay):

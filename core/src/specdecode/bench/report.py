@@ -28,6 +28,7 @@ class Row:
     batch_size: int
     tokens_per_s: float  #: generated tokens by wall-clock time, prompts included
     speedup: float  #: tokens_per_s by that of the plain row
+    decode_speedup: float | None  #: the same of the time between tokens, so that prompts do not count
     acceptance_length: float | None  #: tokens of a step that verified drafts, the bonus token counted
     tokens_per_target_step: float | None  #: tokens of a decode step, with drafts or without
     acceptance_per_position: tuple[float, ...] | None
@@ -63,6 +64,7 @@ def _row(measurement: Measurement, beside: Comparison | None = None) -> Row:
         batch_size=measurement.batch_size,
         tokens_per_s=measurement.tokens_per_s,
         speedup=beside.speedup if beside else 1.0,
+        decode_speedup=beside.decode_speedup if beside else None,
         acceptance_length=counters.acceptance_length,
         tokens_per_target_step=counters.tokens_per_target_step,
         acceptance_per_position=counters.acceptance_per_position,
@@ -196,8 +198,8 @@ def cost_table_of(comparisons: Sequence[Comparison], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     table.add_column("\ntask", no_wrap=True)
     for column in (
-        "\nbatch", "accept\nrate", "drafts\na step", "cost\nratio", "memory\nbound", "effi-\nciency",
-        "draft/\ntarget", "tar-\nget", "ver-\nify", "pro-\npose", "\nother",
+        "\nbatch", "decode\nspeedup", "accept\nrate", "drafts\na step", "cost\nratio",
+        "memory\nbound", "effi-\nciency", "draft/\ntarget", "tar-\nget", "ver-\nify", "pro-\npose",
     ):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows_of([*comparisons, *overall(comparisons)]):
@@ -207,10 +209,11 @@ def cost_table_of(comparisons: Sequence[Comparison], title: str) -> Table:
 
 
 def _cost_cells(row: Row) -> list[str]:
-    times = (row.target_seconds, row.verify_seconds, row.propose_seconds, row.other_seconds)
+    times = (row.target_seconds, row.verify_seconds, row.propose_seconds)
     return [
         row.task,
         str(row.batch_size),
+        "-" if row.decode_speedup is None else f"{row.decode_speedup:.2f}x",
         _share(row.acceptance_rate),
         _figure(row.drafts_per_target_step),
         "-" if row.cost_ratio is None else f"{row.cost_ratio:.4f}",

@@ -100,6 +100,15 @@ class Comparison:
         return self.speculative.tokens_per_s / self.plain.tokens_per_s
 
     @property
+    def decode_speedup(self) -> float | None:
+        """Time from one token of a request to its next, plain by speculative: prompts do not count."""
+        plain, speculative = (
+            self.plain.counters.seconds_per_token,
+            self.speculative.counters.seconds_per_token,
+        )
+        return plain / speculative if plain and speculative else None
+
+    @property
     def identical(self) -> bool:
         """All runs of both engines wrote the same tokens."""
         return not self.speculative.mismatches and not self.plain.mismatches

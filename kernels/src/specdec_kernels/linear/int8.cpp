@@ -24,6 +24,8 @@ using namespace specdec;
 
 namespace {
 
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+
 constexpr int64_t GROUP = 64;  // inputs that share a scale
 constexpr int64_t ROWS = 8;    // of activations for which a weight is read once
 
@@ -70,7 +72,8 @@ void quantize(const T* x, int64_t inputs, int8_t* values, float* scales, int32_t
             const Floats rounded = (parts[i] * inverse + 12582912.0f) - 12582912.0f;
             const Ints whole = __builtin_convertvector(rounded, Ints);
             total += whole;
-            for (int lane = 0; lane < LANES; ++lane) values[g * GROUP + i * LANES + lane] = (int8_t)whole[lane];
+            const Bytes bytes = __builtin_convertvector(whole, Bytes);
+            std::memcpy(values + g * GROUP + i * LANES, &bytes, sizeof bytes);
         }
         int32_t sum_of_group = 0;
         for (int lane = 0; lane < LANES; ++lane) sum_of_group += total[lane];

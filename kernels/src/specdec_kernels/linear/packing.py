@@ -1,4 +1,4 @@
-"""The layouts of packed weights: sixteen outputs side by side, and of each a few inputs that fill four bytes."""
+"""The layout of packed weights: sixteen outputs side by side, of each the inputs that fill four bytes."""
 
 from __future__ import annotations
 

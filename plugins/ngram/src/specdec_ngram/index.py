@@ -40,14 +40,15 @@ class NgramIndex:
             self._next.update(zip(grams, range(first, end + 1), strict=False))
         self._indexed = end
 
-    def match(self, text: Sequence[int]) -> int | None:
-        """Position after the most recent earlier occurrence of the longest n-gram that ends ``text``.
+    def match(self, text: Sequence[int]) -> tuple[int, int] | None:
+        """Where the longest n-gram that ends ``text`` last occurred before, and its length.
 
-        None if no window matches. ``text`` is the one that :meth:`extend` has caught up with.
+        The position is that of the token after it. None if no window matches. ``text`` is the one
+        that :meth:`extend` has caught up with.
         """
         tail = tuple(text[-self._longest :])
         for n in range(min(self._longest, len(tail)), self._shortest - 1, -1):
             start = self._next.get(tail[-n:])
             if start is not None:
-                return start
+                return start, n
         return None

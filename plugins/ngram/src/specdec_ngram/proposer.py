@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from specdecode.contract import Drafts, Proposer, RequestInfo, StepView
+from specdecode.contract import MAX_SPECULATIVE_TOKENS, Drafts, Proposer, RequestInfo, StepView
 
 from .config import NgramConfig
 from .index import NgramIndex
@@ -42,10 +42,11 @@ class NgramProposer(Proposer):
             index, history = self._indexes[request_ids[row]], histories[row]
             index.extend(history)
             self._lookups += 1
-            start = index.match(history)
-            if start is not None:
+            match = index.match(history)
+            if match is not None:
                 self._hits += 1
-                length = int(limits[row])
+                start, window = match
+                length = min(int(limits[row]), trusted_length(window, self._longest))
                 out.ids[row, :length] = continuation(history, start, length)
                 out.lens[row] = length
 
@@ -54,6 +55,15 @@ class NgramProposer(Proposer):
 
     def close(self) -> None:
         self._indexes.clear()
+
+
+def trusted_length(window: int, longest: int) -> int:
+    """How many tokens to copy from behind a match of ``window`` tokens.
+
+    A short match says little: two tokens are worth one draft, three two, four four. One of the
+    longest window asked for is worth all that may be drafted.
+    """
+    return MAX_SPECULATIVE_TOKENS if window == longest else 1 << max(window - 2, 0)
 
 
 def continuation(text: Sequence[int], start: int, length: int) -> list[int]:
