@@ -82,6 +82,11 @@ WORKS = {
     "load_format": ("safetensors", None),
     "device": ("cpu", lambda llm, path: llm.llm_engine.target.device == "cpu"),
     "async_scheduling": (True, lambda llm, path: type(llm.llm_engine.core).__name__ == "LateEngineCore"),
+    "structured_outputs_config": (
+        {"disable_any_whitespace": True},
+        lambda llm, path: llm.llm_engine.args.structured_outputs_config.disable_any_whitespace,
+    ),
+    "shadow_rate": (1.0, lambda llm, path: metric(llm, "specdecode:shadow_checked") == 3),
     "disable_plugins": (
         ["nobody"], lambda llm, path: llm.llm_engine.args.disable_plugins == ("nobody",)
     ),

@@ -97,7 +97,8 @@ def test_a_biased_verifier_is_caught(table, sampled, offset):
 
     llm = _llm(table, _oracle(sampled, [] if offset is None else [offset]))
     core = llm.llm_engine.core
-    honest = core.rule
+    rule = core.verification.rule
+    honest = rule.compare
 
     def credulous(targets, ids, parents):
         verdict = honest(targets, ids, parents)
@@ -106,7 +107,7 @@ def test_a_biased_verifier_is_caught(table, sampled, offset):
         bad = len(verdict.accepted)
         return Verdict((*verdict.accepted, bad), (*verdict.tokens[:-1], ids[bad], targets[bad + 1]))
 
-    core.rule = credulous
+    core.verification.rule = attrs.evolve(rule, compare=credulous)
     assert _differing(llm, sampled) > 0
 
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec_kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, philox4x32, reference
+from specdec_kernels.noise import uniform as uniform_of
 
 torch.set_num_threads(1)
 WORD = 0xFFFFFFFF
@@ -170,3 +171,31 @@ def test_cuda_gives_the_same_values():
     seed, index, position = keys(9)
     cuda = gumbel(seed.cuda(), index.cuda(), position.cuda(), 5001).cpu()
     torch.testing.assert_close(cuda, gumbel(seed, index, position, 5001), rtol=1e-5, atol=1e-5)
+
+
+# -- uniform numbers, and a stream for each row -----------------------------------------------------
+def test_the_noise_is_made_of_the_uniform_numbers():
+    seed, index, position = keys(40)
+    ids = torch.arange(40 * 9).view(40, 9)
+    value = uniform_of(seed, index, position, ids, stream=3)
+    assert value.dtype == torch.float32 and (value > 0).all() and (value < 1).all()
+    noise = gumbel(seed, index, position, ids, stream=3)
+    torch.testing.assert_close(uniform(noise), 1 - value.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_extreme_words_are_neither_0_nor_1():
+    words = torch.tensor([0, 2**32 - 1], dtype=torch.int64)
+    assert reference._to_uniform(words.float()).tolist() == [2.0**-33, 1 - 2.0**-24]
+
+
+@pytest.mark.parametrize("vocab_size", [50, 3])
+def test_a_stream_for_each_row(monkeypatch, vocab_size):
+    seed, index, position = keys(23)
+    streams = torch.arange(23) * 3
+    rows = [
+        gumbel(seed[r : r + 1], index[r : r + 1], position[r : r + 1], vocab_size, stream=3 * r)
+        for r in range(23)
+    ]
+    assert torch.equal(gumbel(seed, index, position, vocab_size, stream=streams), torch.cat(rows))
+    monkeypatch.setattr(reference, "_CPU_CHUNK", 60)
+    assert torch.equal(gumbel(seed, index, position, vocab_size, stream=streams), torch.cat(rows))

@@ -92,6 +92,18 @@ def test_keep_and_ban():
     assert torch.equal(x[x > OUT], before[x > OUT])
 
 
+def test_keep_bits():
+    x = random_logits(3, 19)
+    before = x.clone()
+    bits = torch.tensor([[0b10000010, 0, 0b100], [0, 0xFF, 0xF8]], dtype=torch.uint8)
+    sampling.keep_bits(x, int64(2, 0), bits)
+    assert kept(x) == [[*range(8, 16)], [*range(19)], [1, 7, 18]]
+    assert torch.equal(x[x > OUT], before[x > OUT])
+    both = before[[2, 0]]
+    sampling.keep_bits(both, None, bits)
+    assert torch.equal(both, x[[2, 0]])
+
+
 def test_bias_adds_and_cannot_bring_back():
     x = logits([1, OUT, 3])
     sampling.add_bias(x, int64(0, 0), int64(1, 2), torch.tensor([100.0, -2.0]))

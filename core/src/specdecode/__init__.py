@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .api.outputs import CompletionOutput, Logprob, RequestOutput
     from .api.params import RequestOutputKind, SamplingParams
     from .inputs import TextPrompt, TokensPrompt
+    from .structured.params import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,8 @@ _HOME = {
     "RequestOutput": ".api.outputs",
     "CompletionOutput": ".api.outputs",
     "Logprob": ".api.outputs",
+    "StructuredOutputsParams": ".structured.params",
+    "GuidedDecodingParams": ".structured.params",
     "TokensPrompt": ".inputs",
     "TextPrompt": ".inputs",
 }
@@ -34,11 +37,13 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "EngineArgs",
+    "GuidedDecodingParams",
     "LLMEngine",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]

@@ -154,7 +154,7 @@ def test_prompts(llm, prompt, needles):
         ({"logprobs": -3}, ["logprobs", "-3"]),
         ({"speculation": -1}, ["speculation", "-1"]),
         ({"best_of": 3}, ["best_of"]),
-        ({"structured_outputs": {"regex": "a"}}, ["structured_outputs", "not built"]),
+        ({"structured_outputs": {"regex": 7}}, ["structured_outputs.regex", "7"]),
     ],
 )
 def test_sampling_params(fields, needles):

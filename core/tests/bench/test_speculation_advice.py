@@ -110,10 +110,11 @@ def test_at_most_one_line_a_minute_and_losses_are_warnings(caplog):
 
 def test_figures_are_read_from_the_engines_metrics():
     metrics = EngineMetrics(depth=4)
-    metrics.verified(RequestStats(arrival=0.0), 0, 0, 1, first=True)
+    stats = RequestStats(arrival=0.0)
+    metrics.delivered(stats, drafted=0, accepted=0, kept=1, now=1.0)
     before = SpeculationFigures.read(metrics)
-    metrics.verified(RequestStats(arrival=0.0), 4, 3, 4, first=False)
-    metrics.verified(RequestStats(arrival=0.0), 0, 0, 1, first=False)
+    metrics.delivered(stats, drafted=4, accepted=3, kept=4, now=2.0)
+    metrics.delivered(stats, drafted=0, accepted=0, kept=1, now=3.0)
     metrics.target_seconds.inc(2.0)
     metrics.propose_seconds.inc(0.5)
     span = SpeculationFigures.read(metrics) - before

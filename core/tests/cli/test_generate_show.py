@@ -2,6 +2,7 @@
 
 import io
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -11,8 +12,27 @@ from specdecode.cli.show import Segment, legend, marked, print_marked, segments
 class Bytes:
     """A tokenizer of one id a byte; 256 is a special token."""
 
-    def decode(self, ids, skip_special_tokens=False, spaces_between_special_tokens=True):
+    all_special_ids = (256,)
+    added_tokens_decoder: ClassVar[dict] = {}
+
+    def decode(self, ids, **options):
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, token):
+        return chr(token)
+
+    def convert_tokens_to_ids(self, tokens):
+        return [None for _ in tokens]
+
+
+class ByteTokens(Bytes):
+    """Each byte is a token such as <0xE4>, and a run of them is decoded as a whole."""
+
+    def convert_ids_to_tokens(self, token):
+        return f"<0x{token:02X}>" if token < 256 else "<s>"
+
+    def convert_tokens_to_ids(self, tokens):
+        return [int(token[1:-1], 16) for token in tokens]
 
 
 def completion(parts, text=None):
@@ -23,8 +43,8 @@ def completion(parts, text=None):
     return SimpleNamespace(token_ids=ids, token_sources=sources, text=whole if text is None else text)
 
 
-def pieces(parts, text=None):
-    return [(s.text, s.drafted) for s in segments(Bytes(), [1, 2], completion(parts, text))]
+def pieces(parts, text=None, tokenizer=None):
+    return [(s.text, s.drafted) for s in segments(tokenizer or Bytes(), [1, 2], completion(parts, text))]
 
 
 def test_neighbours_of_one_source_are_one_segment():
@@ -32,11 +52,12 @@ def test_neighbours_of_one_source_are_one_segment():
     assert pieces(parts) == [("a", False), ("bcd", True), ("e", False)]
 
 
+@pytest.mark.parametrize("tokenizer", [Bytes(), ByteTokens()])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_character_belongs_to_the_token_that_completes_it(cut):
+def test_a_character_belongs_to_the_token_that_completes_it(cut, tokenizer):
     wave = "👋".encode()
     parts = [(b"x" + wave[:cut], False), (wave[cut:], True), ("é".encode(), False)]
-    assert pieces(parts) == [("x", False), ("👋", True), ("é", False)]
+    assert pieces(parts, tokenizer=tokenizer) == [("x", False), ("👋", True), ("é", False)]
 
 
 def test_text_cut_by_a_stop_string_is_not_shown():

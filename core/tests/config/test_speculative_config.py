@@ -9,7 +9,7 @@ import pickle
 import attrs
 import pytest
 from specdecode.config import Policy, SpeculativeConfig, structure
-from specdecode.contract import ConfigError
+from specdecode.contract import ConfigError, Probs
 
 GIVEN = {"method": "m", "num_speculative_tokens": 4, "disable_by_batch_size": 8}
 
@@ -85,10 +85,8 @@ def test_what_is_no_mapping(given, message):
         ("disable_by_batch_size", "8", "must be an integer or None, got '8'"),
         ("adaptive", True, "must be False in this version, got True: the draft-length controller is not"),
         ("adaptive", 1, "must be true or false, got 1"),
-        ("rejection_sample_method", "standard", "must be 'invariant' in this version, got 'standard'"),
-        ("rejection_sample_method", "block", "must be 'invariant' in this version, got 'block'"),
-        ("rejection_sample_method", "typical", "must be 'invariant' in this version, got 'typical'"),
-        ("rejection_sample_method", "synthetic", "must be 'invariant' in this version, got 'synthetic'"),
+        ("rejection_sample_method", "typical", "must be 'invariant' or 'standard' or 'block' in this"),
+        ("rejection_sample_method", "synthetic", "must be 'invariant' or 'standard' or 'block' in this"),
         ("rejection_sample_method", "strict", "must be one of 'invariant', 'standard', 'block',"),
         ("synthetic_acceptance_rates", [0.5], "must be None in this version, got (0.5,): the synthetic rule"),
         ("synthetic_acceptance_length", 2, "must be None in this version, got 2.0: the synthetic rule"),
@@ -99,6 +97,14 @@ def test_policy_keys_are_checked(key, value, message):
         structure(Policy, {key: value}, "speculative_config")
     (fault,) = raised.value.faults
     assert fault.startswith(f"speculative_config.{key} {message}")
+
+
+@pytest.mark.parametrize(
+    ("rule", "probs"), [("invariant", Probs.NONE), ("standard", Probs.FULL), ("block", Probs.FULL)]
+)
+def test_rules_that_are_built(rule, probs):
+    policy = structure(Policy, {"rejection_sample_method": rule}, "speculative_config")
+    assert policy.rejection_sample_method == rule and policy.probs is probs
 
 
 def test_values_of_today_pass():

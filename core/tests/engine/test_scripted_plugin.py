@@ -22,8 +22,10 @@ METHODS = (
     "scripted-oracle-tree",
     "scripted-ragged",
     "scripted-recorder",
+    "scripted-sampler",
     "scripted-self-draft",
     "scripted-small-draft",
+    "scripted-wrong",
 )
 
 

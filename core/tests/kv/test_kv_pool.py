@@ -1,13 +1,8 @@
-"""The pool, its prefix cache and block tables, against a model of a few lines."""
+"""The pool, its prefix cache and block tables; random lives of them are in ``tests/machines``."""
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from specdecode.kv import BlockPool, BlockTable, PoolExhausted
 from specdecode.kv.table import PrefixHit
 
@@ -129,64 +124,3 @@ def test_reset_is_refused_while_blocks_are_held():
     table.release()
     assert pool.reset_cache()
     assert not BlockTable(pool, "").take_prefix([1, 2, 3, 4], drafted_only=False).tokens
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """Random lives of tables; what a key finds must be what was published under those very tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = BlockPool(10, SIZE)
-        self.tables: list[tuple[BlockTable, list[int]]] = []
-        self.content: dict[int, tuple[int, ...]] = {}  # block -> tokens up to its end
-
-    @precondition(lambda self: len(self.tables) < 4)
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=18), tapped=st.booleans())
-    def admit(self, tokens, tapped):
-        table = BlockTable(self.pool, "")
-        hit = table.take_prefix(tokens, drafted_only=tapped)
-        assert hit.tokens <= len(tokens) and hit.drafted <= hit.tokens
-        assert not tapped or hit.drafted == hit.tokens
-        for index, block in enumerate(table.blocks):
-            assert self.content[block] == tuple(tokens[: (index + 1) * SIZE])
-        shared = len(table.blocks)
-        try:
-            table.ensure(len(tokens))
-        except PoolExhausted:
-            table.release()
-            return
-        for index in range(shared, len(table.blocks)):
-            assert self.pool.may_write_target(table.blocks[index])
-            self.content[table.blocks[index]] = tuple(tokens[: (index + 1) * SIZE])
-        self.tables.append((table, tokens))
-
-    @precondition(lambda self: self.tables)
-    @rule(which=st.integers(0, 3), drafted=st.none() | st.integers(0, 18))
-    def publish(self, which, drafted):
-        table, tokens = self.tables[which % len(self.tables)]
-        table.publish(tokens, len(tokens), drafted)
-
-    @precondition(lambda self: self.tables)
-    @rule(which=st.integers(0, 3))
-    def release(self, which):
-        table, _ = self.tables.pop(which % len(self.tables))
-        table.release()
-
-    @precondition(lambda self: self.tables)
-    @rule(which=st.integers(0, 3), spare=st.integers(0, 12))
-    def grow_and_trim(self, which, spare):
-        table, tokens = self.tables[which % len(self.tables)]
-        with contextlib.suppress(PoolExhausted):
-            table.ensure(len(tokens) + spare)
-        for block in table.blocks[-(-len(tokens) // SIZE) :]:
-            self.content[block] = ()
-        table.trim(len(tokens))
-        assert table.capacity >= len(tokens)
-
-    @invariant()
-    def books_balance(self):
-        self.pool.check([block for table, _ in self.tables for block in table.blocks])
-
-
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

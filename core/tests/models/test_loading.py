@@ -236,6 +236,8 @@ def test_tokenizer_and_chat_template(checkpoint):
 def test_another_tokenizer(checkpoint, tmp_path):
     other = tiny_checkpoint(tmp_path / "other", vocab_size=320)
     assert len(load_tokenizer(resolve_model(checkpoint), str(other))) == 320
+    load_tokenizer(resolve_model(other)).save_pretrained(tmp_path / "alone")  # no model beside it
+    assert len(load_tokenizer(resolve_model(checkpoint), str(tmp_path / "alone"))) == 320
 
 
 def test_tokenizer_refusals(checkpoint):

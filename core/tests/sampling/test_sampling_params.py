@@ -48,7 +48,7 @@ BAD = [
     ("best_of", 4), ("prompt_logprobs", -2), ("prompt_logprobs", True), ("logits_processors", print),
     ("logits_processors", [3]), ("bad_words", ["x", "  "]), ("bad_words", "abc"), ("bad_words", [5]),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.5),
-    ("structured_outputs", {"json": "{}"}), ("guided_decoding", object()),
+    ("structured_outputs", {"jsn": "{}"}), ("structured_outputs", 5), ("guided_decoding", object()),
 ]  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def test_check_vocab():
 
 def test_params_and_bookkeeping_import_no_torch():
     code = (
-        "import sys, specdecode.api.params, specdecode.sampling, specdecode.verify;"
+        "import sys, specdecode.api.params, specdecode.sampling, specdecode.kv, specdecode.engine.scheduler;"
         "from specdecode.sampling import TokenHistory, needs_history, resolve_seed, UnseededStream;"
         "sys.exit('torch' in sys.modules)"
     )

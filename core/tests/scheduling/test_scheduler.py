@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdecode.api.params import SamplingParams
@@ -145,6 +146,25 @@ def test_no_preemption_when_none_is_allowed():
     run_step(sched)
     assert sched.schedule(may_preempt=False) is None
     assert sched.num_preemptions == 0 and len(sched.running) == 2
+
+
+def test_what_is_computed_again_after_a_failed_feed_keeps_its_slots():
+    """They are not written again: given away, they would come back with another's KV in them."""
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, draft_layers=True, tapped=True)
+    sched = Scheduler(config, BlockPool(6, SIZE), Log(), num_kv_specs=1)
+    old, young = request("old", 7, 15), request("young", 11, 9)
+    for r in (old, young):
+        sched.add(r)
+    for row in sched.schedule().rows:
+        row.request.computed = row.start + row.new
+        row.request.token_ids.append(1)
+    assert len(old.table.blocks) == len(young.table.blocks) == 3
+    young.target_floor, young.computed = 11, 0  # what its feed missed is computed once more
+    old.token_ids += [1] * 5  # and needs a fourth block
+    sched.config = attrs.evolve(config, max_num_batched_tokens=8)  # which leaves a chunk for the young
+    assert old in [row.request for row in sched.schedule().rows]
+    assert young.status is Status.WAITING or young.table.capacity >= young.target_floor
+    sched.check()
 
 
 @settings(max_examples=120, deadline=None)

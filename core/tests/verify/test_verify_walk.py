@@ -81,6 +81,8 @@ def test_lengths_that_do_not_fit_are_an_error(targets, ids, parents):
 
 
 def test_the_registry():
-    assert rule("invariant") is walk
-    with pytest.raises(Unsupported, match=r"rejection_sample_method='standard'.*'invariant'"):
-        rule("standard")
+    assert rule("invariant").compare is walk and rule("invariant").weigh is None
+    for name in ("standard", "block"):
+        assert rule(name).compare is walk and rule(name).weigh is not None
+    with pytest.raises(Unsupported, match=r"rejection_sample_method='typical'.*'invariant'"):
+        rule("typical")

@@ -9,6 +9,7 @@ import attrs
 
 from ..config import structure
 from ..contract import ConfigError, option, within
+from ..structured.params import StructuredOutputsConfig
 from .keywords import drop_foreign, foreign_keywords
 from .legacy import FLAT, OLD, ROOT, modernise
 
@@ -16,6 +17,11 @@ from .legacy import FLAT, OLD, ROOT, modernise
 def _fraction(_: Any, __: Any, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"must be above 0 and at most 1, got {value!r}")
+
+
+def _share(_: Any, __: Any, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"must be between 0 and 1, got {value!r}")
 
 
 def _one(what: str) -> Any:
@@ -82,12 +88,27 @@ class EngineFields:
     )
     device: str = option('torch device; auto: "cuda" if there is one', default="auto")
     async_scheduling: bool = option("let the host run one step behind the device", default=False)
+    structured_outputs_config: StructuredOutputsConfig = option(
+        "defaults of structured outputs: a mapping or a StructuredOutputsConfig",
+        default=StructuredOutputsConfig(),
+    )
+    shadow_rate: float = option(
+        "share of the finished completions that is decoded again without speculation and compared, 0 to 1; "
+        "see docs/exactness.md",
+        default=0.0,
+        validator=_share,
+    )
     disable_plugins: tuple[str, ...] = option("plugin families not to load", default=())
     speculative_config: Any = option(
         "how to speculate: a mapping, a JSON string or a SpeculativeConfig; none: not at all", default=None
     )
 
     def __attrs_post_init__(self) -> None:
+        if self.shadow_rate and self.speculative_config is None:
+            raise ValueError(
+                f"shadow_rate={self.shadow_rate} has no effect without speculation, which it checks: give a "
+                "speculative_config, or leave it out"
+            )
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise ValueError(

@@ -15,9 +15,9 @@ from ..contract import (
     LM_HEAD,
     ConfigError,
     Needs,
-    Probs,
     Proposer,
     Resources,
+    Shape,
     TargetInfo,
     Unsupported,
 )
@@ -28,11 +28,12 @@ from ..engine.loop import EngineCore, LateEngineCore
 from ..engine.metrics import EngineMetrics
 from ..engine.request import Request
 from ..engine.scheduler import Scheduler, SchedulerConfig
+from ..engine.verification import Verification
 from ..kv import BlockPool
 from ..kv.store import KVStore, LayerShape, draft_layers
 from ..plugins import PluginManager, Prepared, default_manager, prepare
 from ..runner.runner import ModelRunner
-from ..verify import rule
+from ..verify import Rule, rule
 from .args import EngineArgs
 from .memory import MemoryPlan, plan_memory
 
@@ -93,7 +94,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     target = _resolve_target(args)
     manager = manager or _manager(args)
     prepared = _prepare_proposer(args, manager, target.info)
-    verification = rule(prepared.policy.rejection_sample_method if prepared else "invariant")
+    verification = _rule(prepared)
     needs = prepared.needs if prepared else None
 
     tokenizer = _load_tokenizer(args, target)
@@ -163,8 +164,19 @@ def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetIn
     if args.speculative_config is None:
         return None
     prepared = prepare(manager, args.speculative_config, target)
-    check_needs(prepared.needs, prepared.method, target)
+    verification = _rule(prepared)
+    if args.shadow_rate and verification.weigh is not None:
+        raise Unsupported(
+            f"shadow_rate={args.shadow_rate} compares tokens with and without speculation, which "
+            f"rejection_sample_method={verification.name!r} does not keep equal, only their law: use "
+            "'invariant', or leave shadow_rate out"
+        )
+    check_needs(prepared.needs, prepared.method, target, verification)
     return prepared
+
+
+def _rule(prepared: Prepared | None) -> Rule:
+    return rule(prepared.policy.rejection_sample_method if prepared else "invariant")
 
 
 def _load_tokenizer(args: EngineArgs, target: ResolvedTarget) -> Any:
@@ -204,16 +216,17 @@ def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 if wish is None else wish
 
 
-def check_needs(needs: Needs, method: str, target: TargetInfo) -> None:
+def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rule) -> None:
     """Refuse what core cannot serve in this version.
 
     Raises:
         Unsupported: names the method, the need and what would work.
     """
-    if needs.probs is Probs.FULL:
+    if needs.shape is Shape.TREE and not verification.trees:
         raise Unsupported(
-            f"{method} gives probabilities, which only the rules 'standard' and 'block' use and these are "
-            "not built yet: set draft_sample_method so that it gives none"
+            f"{method} drafts trees, and rejection_sample_method={verification.name!r} decides chains only: "
+            "it weighs the drafts of one path together, and the nodes of a tree belong to several; use "
+            "'standard' or 'invariant', or have the method draft a chain"
         )
     if EXTRA_LAYERS in needs.modules:
         raise Unsupported(
@@ -255,7 +268,7 @@ def _core(
     proposer: Proposer | None,
     runner: ModelRunner,
     pool: BlockPool,
-    verification: Any,
+    verification: Rule,
     info: TargetInfo,
     tokenizer: Any,
     strict: bool,
@@ -268,7 +281,8 @@ def _core(
             width=prepared.needs.width, disable_by_batch_size=prepared.policy.disable_by_batch_size
         )
         guarded = GuardedProposer(proposer, prepared.method, strict=strict)
-        drafting = Drafting(guarded, prepared.needs, policy, runner, info.vocab_size, metrics)
+        metrics.follow("specdecode:proposer_failures", lambda: guarded.failures)
+        drafting = Drafting(guarded, prepared.needs, policy, runner, info.vocab_size, metrics, verification)
     config = SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.token_budget,
@@ -284,16 +298,16 @@ def _core(
             f"{info.max_model_len}, got {args.token_budget}: raise it, or leave chunked prefill on"
         )
     scheduler = Scheduler(config, pool, drafting or NoLifecycle(), len(needs.kv) if needs else 0)
-    metrics.gauge("vllm:num_requests_running", lambda: len(scheduler.running))
-    metrics.gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
+    metrics.follow("vllm:num_preemptions", lambda: scheduler.num_preemptions)
+    metrics.gauge("vllm:num_requests_running", lambda: scheduler.num_running)
+    metrics.gauge("vllm:num_requests_waiting", lambda: scheduler.num_waiting)
     metrics.gauge("vllm:kv_cache_usage_perc", lambda: pool.usage)
     kind = LateEngineCore if args.async_scheduling else EngineCore
     return kind(
         scheduler=scheduler,
         runner=runner,
-        rule=verification,
+        verification=Verification(verification, info.vocab_size),
         drafting=drafting,
         metrics=metrics,
-        vocab_size=info.vocab_size,
         tokenizer=tokenizer,
     )

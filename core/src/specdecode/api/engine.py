@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -19,11 +20,15 @@ from ..sampling.history import TokenHistory, needs_history
 from ..sampling.logprobs import RowLogprobs
 from ..sampling.processors import LogitsProcessors
 from ..sampling.seeds import UnseededStream, resolve_seed
+from ..structured import GrammarCompiler, GrammarState
 from .args import EngineArgs
 from .assemble import assemble
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .params import RequestOutputKind, SamplingParams
-from .prompts import TokenizedPrompt, check_prompt, tokenize, truncate
+from .prompts import TokenizedPrompt, check_prompt, tokenize, tokenizing, truncate
+from .shadow import Shadow
+
+logger = logging.getLogger(__name__)
 
 #: A token id -> its log-probability.
 TokenLogprobs = dict[int, Logprob]
@@ -64,9 +69,15 @@ class LLMEngine:
         self._bad_words = functools.lru_cache(
             functools.partial(_bad_words, self.tokenizer, self.target.vocab_size)
         )
+        self._grammars = GrammarCompiler(
+            self.tokenizer, self.target.vocab_size, self._eos_ids, args.structured_outputs_config
+        )
+        self._shadow = Shadow(args.shadow_rate, self.core, self.build_request) if args.shadow_rate else None
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
         self._serial = count()
+        self._handed_back: list[RequestOutput] = []
+        self._textless: set[int] = set()  # tokens the tokenizer raised for
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -96,6 +107,8 @@ class LLMEngine:
             ]:
                 raise ConfigError(*faults)
         self._bad_words(params.bad_words or ())
+        if params.structure is not None:
+            self._grammars.check(params.structure)
         tokenized = tokenize(prompt, self.tokenizer, where=where)
         tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len)
         check_prompt(tokenized, self.target.vocab_size, self.target.max_model_len, where=where)
@@ -121,37 +134,66 @@ class LLMEngine:
     def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> None:
         group = RequestGroup(request_id, prompt, params)
         seed = resolve_seed(params.seed, self._unseeded)
+        requests: list[Request] = []  # all are made before the first is queued: making one may raise
+        for index in range(params.n):
+            name = f"{request_id}/{index}#{next(self._serial)}"
+            leader = requests[0] if requests else None
+            requests.append(self.build_request(name, prompt, params, seed=seed, index=index, leader=leader))
+        self._groups[request_id] = group
+        try:
+            for request in requests:
+                self.core.add(request)
+                group.states.append(self.core.outputs[request])
+                self._group_of[request] = group
+        except BaseException:  # a tokenizer's, asked about the prompt's last tokens
+            self.abort_request(request_id)
+            raise
+
+    def build_request(
+        self,
+        name: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        *,
+        seed: int,
+        index: int = 0,
+        leader: Request | None = None,
+    ) -> Request:
+        """One completion as the engine works on it, not queued.
+
+        Args:
+            seed: keys its noise; from :func:`~specdecode.sampling.resolve_seed`.
+            index: which completion of the prompt.
+            leader: completion 0, whose prompt it waits for.
+        """
         longest = self.target.max_model_len
         wanted = longest if params.max_tokens is None else len(prompt.token_ids) + params.max_tokens
         eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        leader = None
-        bad_words = self._bad_words(params.bad_words or ())
-        processors = [
-            LogitsProcessors(params.logits_processors, prompt.token_ids) if params.logits_processors else None
-            for _ in range(params.n)
-        ]
-        for index in range(params.n):
-            request = Request(
-                id=f"{request_id}/{index}#{next(self._serial)}",
-                prompt_ids=prompt.token_ids,
-                params=params,
-                seed=seed,
-                index=index,
-                namespace=prompt.cache_salt,
-                limit=min(longest, wanted),
-                eos_ids=eos_ids,
-                stop_ids=tuple(sorted({*eos_ids, *params.stop_token_ids})),
-                leader=leader,
-                history=TokenHistory(prompt.token_ids) if needs_history(params) else None,
-                bad_words=bad_words,
-                processors=processors[index],
-                prompt_logprobs=params.prompt_logprobs if leader is None else None,
-            )
-            leader = leader or request
-            self.core.add(request)
-            group.states.append(self.core.outputs[request])
-            self._group_of[request] = group
-        self._groups[request_id] = group
+        return Request(
+            id=name,
+            prompt_ids=prompt.token_ids,
+            params=params,
+            seed=seed,
+            index=index,
+            namespace=prompt.cache_salt,
+            limit=min(longest, wanted),
+            eos_ids=eos_ids,
+            stop_ids=tuple(sorted({*eos_ids, *params.stop_token_ids})),
+            leader=leader,
+            history=TokenHistory(prompt.token_ids) if needs_history(params) else None,
+            bad_words=self._bad_words(params.bad_words or ()),
+            processors=LogitsProcessors(params.logits_processors, prompt.token_ids)
+            if params.logits_processors
+            else None,
+            grammar=self._grammar(params, eos_ids),
+            prompt_logprobs=params.prompt_logprobs if leader is None else None,
+        )
+
+    def _grammar(self, params: SamplingParams, eos_ids: frozenset[int]) -> GrammarState | None:
+        if params.structure is None:
+            return None
+        stops = {*eos_ids, *params.stop_token_ids}
+        return self._grammars.start(params.structure, may_stop=not stops.isdisjoint(self._eos_ids))
 
     def abort_request(self, request_id: str | Sequence[str]) -> None:
         """End requests now; unknown and ended ones are passed over."""
@@ -161,21 +203,49 @@ class LLMEngine:
                 self.core.abort(state.request)
                 self._group_of.pop(state.request, None)
 
+    def has_request(self, request_id: str) -> bool:
+        """Whether a request of that id runs or waits."""
+        return request_id in self._groups
+
     def has_unfinished_requests(self) -> bool:
-        return bool(self._groups) or self.core.has_unfinished
+        return bool(self._groups or self._handed_back) or self.core.has_unfinished or self.has_shadow_work
+
+    @property
+    def has_shadow_work(self) -> bool:
+        """Whether finished completions are still to be checked, as ``shadow_rate`` asks for."""
+        return self._shadow is not None and self._shadow.pending
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._groups)
 
     # -- steps ----------------------------------------------------------------------------------
     def step(self) -> list[RequestOutput]:
-        """Run one step; outputs of the requests it gave something to, as their ``output_kind`` says."""
+        """Run one step; outputs of the requests it gave something to, as their ``output_kind`` says.
+
+        What the model or the device raises (out of memory, say) is passed on with no request
+        changed: call it again, or abort requests first.
+        """
         touched: dict[str, RequestGroup] = {}
-        for state in self.core.step():
+        for state in self._step():
             group = self._group_of.get(state.request)
             if group is not None:
                 touched[group.request_id] = group
-        return [output for group in touched.values() for output in self._emit(group)]
+        outputs = [output for group in touched.values() for output in self._emit(group)]
+        back, self._handed_back = self._handed_back, []
+        return [*back, *outputs]
+
+    def hand_back(self, outputs: Sequence[RequestOutput]) -> None:
+        """Have the next :meth:`step` return ``outputs``, which are somebody else's than its caller's."""
+        self._handed_back += outputs
+
+    def _step(self) -> list[RequestOutputState]:
+        shadow = self._shadow
+        if shadow is None:
+            return self.core.step()
+        shadow.before_step()
+        states = [state for state in self.core.step() if not shadow.take(state)]
+        shadow.after_step()
+        return states
 
     def _emit(self, group: RequestGroup) -> Iterator[RequestOutput]:
         finished = group.finished
@@ -183,6 +253,8 @@ class LLMEngine:
             del self._groups[group.request_id]
             for state in group.states:
                 self._group_of.pop(state.request, None)
+                if self._shadow is not None:
+                    self._shadow.offer(group.request_id, group.prompt, group.params, state)
         if finished or group.params.output_kind is not RequestOutputKind.FINAL_ONLY:
             yield self._output(group, finished)
 
@@ -232,11 +304,22 @@ class LLMEngine:
         return list(group.prompt_logprobs)
 
     def _logprobs(self, row: RowLogprobs) -> TokenLogprobs:
-        decode = self.tokenizer.decode if self.tokenizer is not None else lambda ids: None
         return {
-            token: Logprob(value, rank, decode([token]))
+            token: Logprob(value, rank, self._decoded(token))
             for token, value, rank in zip(row.token_ids, row.logprobs, row.ranks, strict=True)
         }
+
+    def _decoded(self, token: int) -> str | None:
+        """Its text; None if there is no tokenizer, or it has none for this token."""
+        if self.tokenizer is None:
+            return None
+        try:
+            return str(self.tokenizer.decode([token]))
+        except Exception:  # some raise for ids that only the padded vocabulary of the model has
+            if token not in self._textless:
+                logger.warning("the tokenizer has no text for token %d", token, exc_info=True)
+                self._textless.add(token)
+            return None
 
     # -- the rest -------------------------------------------------------------------------------
     def get_default_sampling_params(self) -> SamplingParams:
@@ -244,7 +327,7 @@ class LLMEngine:
         return SamplingParams(**self._defaults)
 
     def get_metrics(self) -> list[Metric]:
-        return self.core.metrics.snapshot()
+        return self.core.read_metrics()
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
@@ -252,6 +335,8 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """End all requests and free proposer, KV and model. May be called twice."""
+        if self._shadow is not None:
+            self._shadow.forget()
         self.core.close()
         self._groups.clear()
         self._group_of.clear()
@@ -260,7 +345,12 @@ class LLMEngine:
 def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWords | None:
     if not words:
         return None
-    return BadWords.of(words, functools.partial(tokenizer.encode, add_special_tokens=False), vocab_size)
+
+    def encode(word: str) -> list[int]:
+        with tokenizing(f"bad_words {word!r}"):
+            return list(tokenizer.encode(word, add_special_tokens=False))
+
+    return BadWords.of(words, encode, vocab_size)
 
 
 def _metrics(group: RequestGroup) -> RequestMetrics:
@@ -274,6 +364,8 @@ def _metrics(group: RequestGroup) -> RequestMetrics:
         finished_time=max(done) if len(done) == len(stats) else None,
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
+        discarded=sum(s.discarded for s in stats),
+        bonus=sum(s.bonus for s in stats),
         draft_steps=sum(s.draft_steps for s in stats),
         steps=sum(s.steps for s in stats),
         preemptions=sum(s.preemptions for s in stats),

@@ -9,13 +9,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..contract import ConfigError
+from ..contract import ConfigError, SpecdecodeError
 from ..engine.advice import Advisor, SpeculationFigures
 from ..engine.metrics import Metric
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .chat import ChatOptions, chat_prompts
 from .engine import LLMEngine
+from .interrupts import Check, held_back_interrupts
 from .memory import MemoryPlan
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
@@ -63,8 +64,13 @@ class LLM:
             logits_processor: a callable or a list of them, for all requests of this call, before
                 their own ``logits_processors``.
 
+        Whatever is raised, a KeyboardInterrupt included, ends the requests of this call and leaves
+        the engine ready for the next one. What concerns one request only, like a logits processor
+        that raises, ends that one with ``finish_reason="error"``.
+
         Raises:
             ConfigError: any prompt or parameter that cannot be served; then nothing was generated.
+            SpecdecodeError: a request of this call was aborted by somebody else.
         """
         from .prompts import listed
 
@@ -85,15 +91,19 @@ class LLM:
             for index, (item, wish) in enumerate(zip(items, params, strict=True))
         ]
         order: dict[str, int] = {}
-        try:
-            for prompt, wish in zip(tokenized, params, strict=True):
-                request_id = str(next(self._ids))
-                order[request_id] = len(order)
-                engine.add_request(request_id, prompt, wish)
-            outputs = self._run(order, use_tqdm)
-        except BaseException:
-            engine.abort_request(list(order))
-            raise
+        strangers: list[RequestOutput] = []  # of requests that somebody else runs on the same engine
+        with held_back_interrupts() as check_interrupt:
+            try:
+                for prompt, wish in zip(tokenized, params, strict=True):
+                    request_id = self._free_id()
+                    order[request_id] = len(order)
+                    engine.add_request(request_id, prompt, wish)
+                outputs = self._run(order, strangers, use_tqdm, check_interrupt)
+            except BaseException:
+                engine.abort_request(list(order))
+                raise
+            finally:
+                engine.hand_back(strangers)
         return sorted(outputs, key=lambda output: order[output.request_id])
 
     def chat(
@@ -167,7 +177,14 @@ class LLM:
         processors = [*first, *(params.logits_processors or ())] or None
         return params.clone(output_kind=RequestOutputKind.FINAL_ONLY, logits_processors=processors)
 
-    def _run(self, order: dict[str, int], use_tqdm: bool) -> list[RequestOutput]:
+    def _free_id(self) -> str:
+        """A request id that nobody who drives ``llm_engine`` beside this has in use."""
+        return next(name for name in map(str, self._ids) if not self.llm_engine.has_request(name))
+
+    def _run(
+        self, order: dict[str, int], strangers: list[RequestOutput], use_tqdm: bool, check_interrupt: Check
+    ) -> list[RequestOutput]:
+        """Step until all of ``order`` have finished; outputs of others go to ``strangers``."""
         outputs: list[RequestOutput] = []
         progress = tqdm(
             total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
@@ -176,7 +193,13 @@ class LLM:
         counted = SpeculationFigures.read(metrics)
         with progress:
             while len(outputs) < len(order):
-                finished = [o for o in self.llm_engine.step() if o.finished and o.request_id in order]
+                check_interrupt()
+                if not self.llm_engine.has_unfinished_requests():
+                    gone = len(order) - len(outputs)
+                    raise SpecdecodeError(f"{gone} of {len(order)} requests were aborted while they ran")
+                given = self.llm_engine.step()
+                finished = [output for output in given if output.request_id in order]
+                strangers += [output for output in given if output.request_id not in order]
                 outputs.extend(finished)
                 if finished and use_tqdm:
                     progress.set_postfix_str(
@@ -184,6 +207,9 @@ class LLM:
                     )
                     progress.update(len(finished))
         self._advisor.tell(SpeculationFigures.read(metrics) - counted)
+        while self.llm_engine.has_shadow_work and not self.llm_engine.get_num_unfinished_requests():
+            check_interrupt()
+            self.llm_engine.step()
         return outputs
 
     # -- looking in -----------------------------------------------------------------------------

@@ -47,15 +47,17 @@ class RequestMetrics:
     first_token_time: float | None
     finished_time: float | None
     drafted: int  #: draft tokens verified
-    accepted: int  #: of them accepted
+    accepted: int  #: of them accepted, and part of the output
     draft_steps: int  #: verifications that had drafts
     steps: int  #: target forwards that gave tokens, the first token's not counted
     preemptions: int
+    discarded: int = 0  #: drafts accepted behind the end of the output: a stop, an end-of-sequence token
+    bonus: int = 0  #: output tokens that the target drew at the end of a verification that had drafts
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens a verification gave, the bonus token counted."""
-        return 1 + self.accepted / self.draft_steps if self.draft_steps else None
+        """Mean tokens that a verification with drafts gave the output, the bonus token counted."""
+        return (self.accepted + self.bonus) / self.draft_steps if self.draft_steps else None
 
 
 @attrs.frozen(kw_only=True)

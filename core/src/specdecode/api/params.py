@@ -12,14 +12,12 @@ import attrs
 
 from specdecode.contract import ConfigError
 from specdecode.sampling.processors import takes_prompt
+from specdecode.structured.params import FIELD, StructuredOutputsParams, from_guided
 
 #: Below this temperature a request is greedy.
 GREEDY_TEMPERATURE = 1e-5
 #: Most completions of one prompt.
 MAX_COMPLETIONS = 16384
-
-#: Fields that are part of the interface and have no effect to offer yet.
-_NOT_BUILT = ("structured_outputs", "guided_decoding")
 
 
 class RequestOutputKind(enum.Enum):
@@ -56,6 +54,21 @@ def _mapping_or_none(value: Any) -> Any:
 def _off_if_false(value: Any) -> Any:
     """``speculation``: True says nothing beyond the engine's setting, False is a length of 0."""
     return {True: None, False: 0}[value] if isinstance(value, bool) else value
+
+
+def _structure(value: Any) -> Any:
+    """What is no structure stays as it is and is refused later, together with all other faults."""
+    try:
+        return None if value is None else StructuredOutputsParams.of(value)
+    except ConfigError:
+        return value
+
+
+def _guided(value: Any) -> Any:
+    try:
+        return None if value is None else from_guided(value)
+    except ConfigError:
+        return value
 
 
 def _integer(value: Any) -> bool:
@@ -138,8 +151,10 @@ class SamplingParams:
     bad_words: tuple[str, ...] | None = attrs.field(default=None, converter=_sequence_or_none)
     #: keep this many of the prompt's last tokens; -1: as many as the context holds
     truncate_prompt_tokens: int | None = None
-    structured_outputs: Any = None
-    guided_decoding: Any = None
+    #: what the output keeps to: a JSON schema, a regular expression, a choice or a grammar
+    structured_outputs: StructuredOutputsParams | None = attrs.field(default=None, converter=_structure)
+    #: the old spelling of ``structured_outputs``
+    guided_decoding: StructuredOutputsParams | None = attrs.field(default=None, converter=_guided)
     _frozen: bool = attrs.field(
         default=False, init=False, repr=False, eq=False, on_setattr=attrs.setters.NO_OP
     )
@@ -153,6 +168,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether each token is the likeliest one, with no chance involved."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def structure(self) -> StructuredOutputsParams | None:
+        """What the output keeps to, in whichever spelling it was asked for."""
+        return self.structured_outputs or self.guided_decoding
 
     @property
     def is_snapshot(self) -> bool:
@@ -292,11 +312,20 @@ class SamplingParams:
             faults.append(
                 f"best_of is not supported beyond best_of=n={self.n}, got {self.best_of!r}: leave it out"
             )
-        for name in _NOT_BUILT:
-            value = getattr(self, name)
-            if value is not None:
-                faults.append(f"{name} is not built yet, got {value!r}: leave it out")
+        faults += self._structure_faults()
         return faults
+
+    def _structure_faults(self) -> list[str]:
+        for name, convert in ((FIELD, StructuredOutputsParams.of), ("guided_decoding", from_guided)):
+            value = getattr(self, name)
+            if not isinstance(value, StructuredOutputsParams | None):
+                try:
+                    convert(value)
+                except ConfigError as error:
+                    return list(error.faults)
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            return [f"guided_decoding is the old spelling of {FIELD}: keep one of them"]
+        return []
 
 
 def _token(value: Any) -> bool:

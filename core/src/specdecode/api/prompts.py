@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -24,7 +25,7 @@ def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> Tokenized
     """Token ids of a string, a TextPrompt or a TokensPrompt.
 
     Raises:
-        ConfigError: ``where`` is none of these, or text without a tokenizer.
+        ConfigError: ``where`` is none of these, text without a tokenizer, or refused by it.
     """
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
@@ -43,8 +44,20 @@ def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> Tokenized
             raise ConfigError(
                 f"{where} is text and skip_tokenizer_init=True left no tokenizer: pass prompt_token_ids"
             )
-        ids = tokenizer(text).input_ids
+        with tokenizing(where):
+            ids = tokenizer(text).input_ids
     return TokenizedPrompt(token_ids=_ids(ids, where), text=text, cache_salt=salt or "")
+
+
+@contextmanager
+def tokenizing(what: str) -> Iterator[None]:
+    """Make an error of a tokenizer's own one about ``what``."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be tokenized, the tokenizer raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def truncate(prompt: TokenizedPrompt, keep: int | None, max_model_len: int) -> TokenizedPrompt:

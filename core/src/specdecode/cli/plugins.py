@@ -141,6 +141,54 @@ def check(no_plugin: NoPlugin = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+@commands.command()
+def conform(
+    method: Annotated[str, typer.Argument(help="A method's name, or distribution:name.")],
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="Keys of the method; what it cannot do without is filled in."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Directory of the target to try it on; none: a tiny one of random weights."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to run; on a GPU rounding may part equal runs.")] = "cpu",
+    no_plugin: NoPlugin = None,
+) -> None:
+    """Try every promise of the contract on a method; status 1 if one is broken. The last line is JSON."""
+    from rich.console import Console
+
+    from specdecode.config import fields_of
+    from specdecode.testing.conformance import check_proposer
+
+    manager = _manager(no_plugin)
+    fields = fields_of(manager.resolve(method).spec.config)
+    given = dict(_given(config, method, [field.name for field in fields if field.required]))
+    del given["method"]
+    with Console(stderr=True).status("") as status:
+        report = check_proposer(
+            method,
+            given,
+            target=model,
+            device=device,
+            manager=manager,
+            started=lambda check: status.update(check.id),
+        )
+    header = report.header
+    typer.echo(f"{header.method} of {header.distribution} {header.version}, contract api {header.api}")
+    typer.echo(f"specdec-core {header.core}, config {json.dumps(header.config)}\n")
+    _print_table(("need", "value"), [(name, _text(value)) for name, value in _plain(header.needs).items()])
+    typer.echo()
+    _print_table(
+        ("check", "outcome", "promise", "detail"),
+        [(result.id, result.outcome, result.promise, result.detail) for result in report.results],
+    )
+    typer.echo(f"\n{report.summary}")
+    typer.echo(json.dumps({"ok": report.ok, **_plain(report)}))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 # -- inside -------------------------------------------------------------------------------------------
 def _manager(no_plugin: Sequence[str] | None) -> PluginManager:
     from specdecode.plugins import PluginManager

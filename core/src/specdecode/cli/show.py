@@ -41,6 +41,8 @@ class DraftMarker:
         from specdecode.engine.detokenize import Detokenizer
 
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=True, spaces=True)
+        self._spans: list[tuple[int, bool]] = []  # where text that is not shown yet ends, and its source
+        self._shown = 0
 
     def segments(self, new: Any, *, last: bool) -> list[Segment]:
         """The pieces of ``new``, a completion that holds what came since the last call."""
@@ -56,11 +58,27 @@ class DraftMarker:
         detokenizer, drafted = self._detokenizer, False
         for token, source in zip(new.token_ids, new.token_sources, strict=True):
             drafted = source == "draft"
-            added = detokenizer.append(token)
-            yield detokenizer.text[len(detokenizer.text) - added :], drafted
+            detokenizer.append(token)
+            self._assign(len(detokenizer.legible), drafted)
+            yield from self._settled()
         if last:
-            added = detokenizer.flush()
-            yield detokenizer.text[len(detokenizer.text) - added :], drafted
+            detokenizer.flush()
+            self._assign(len(detokenizer.text), drafted)
+            yield from self._settled()
+
+    def _assign(self, end: int, drafted: bool) -> None:
+        """What is legible now and was not before comes from ``drafted``."""
+        if end > (self._spans[-1][0] if self._spans else self._shown):
+            self._spans.append((end, drafted))
+
+    def _settled(self) -> Iterator[tuple[str, bool]]:
+        text = self._detokenizer.text
+        while self._spans and self._shown < len(text):
+            end, drafted = self._spans[0]
+            start, self._shown = self._shown, min(end, len(text))
+            yield text[start : self._shown], drafted
+            if self._shown == end:
+                del self._spans[0]
 
 
 def marked(pieces: Sequence[Segment], *, colour: bool) -> Text:

@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import attrs
 
-from specdecode.contract import ConfigError, option, within
+from specdecode.contract import ConfigError, Probs, option, within
 
-#: Rules of verification that are declared and those of them that work today.
+#: Rules of verification that are declared, those of them that work today, and those that weigh the
+#: probabilities of drafters.
 RULES = ("invariant", "standard", "block", "typical", "synthetic")
-RULES_BUILT = ("invariant",)
+RULES_BUILT = ("invariant", "standard", "block")
+RULES_WEIGHING = ("standard", "block")
 
 
 def _built_rule(_: Any, __: Any, value: str) -> None:
@@ -50,7 +52,8 @@ class Policy:
         ),
     )
     rejection_sample_method: Literal["invariant", "standard", "block", "typical", "synthetic"] = option(
-        "rule of verification; invariant: same seed, same tokens, with and without speculation",
+        "rule of verification; invariant: same seed, same tokens, with and without speculation; "
+        "standard, block: the same law only, and more drafts accepted of a drafter that gives probabilities",
         default="invariant",
         validator=_built_rule,
     )
@@ -64,6 +67,11 @@ class Policy:
         default=None,
         validator=_not_built("the synthetic rule is not built yet, leave the key out"),
     )
+
+    @property
+    def probs(self) -> Probs:
+        """What the rule of verification has a use for."""
+        return Probs.FULL if self.rejection_sample_method in RULES_WEIGHING else Probs.NONE
 
 
 POLICY_KEYS: tuple[str, ...] = tuple(attribute.name for attribute in attrs.fields(Policy))

@@ -21,4 +21,6 @@ class Drafts:
     lens: Any  #: ``[B]`` int64, drafts of each row, at most the row's ``budget``
     parents: Any  #: ``[B, W]`` int64: index of the parent node, -1 = the row's last token
     score: Any  #: ``[B, W]`` float32 in 0..1: confidence, never used by verification
-    probs: Any = None  #: ``[B, W, V]`` float32 if ``Needs.probs`` is FULL, else None
+    #: ``[B, W, V]`` float32 if ``Needs.probs`` is FULL, else None: the law that each node was drawn from,
+    #: given its parent and its earlier siblings; sums to 1, and is above 0 for the node's own id
+    probs: Any = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from .needs import Needs
+from .needs import Needs, Probs
 
 if TYPE_CHECKING:
     from .proposer import Proposer
@@ -66,6 +66,7 @@ class PlanContext(Protocol):
 
     target: TargetInfo
     draft: CheckpointInfo | None  #: set if the config names a ``model``
+    probs: Probs  #: FULL if the rule of verification weighs them; a method that has them declares it then
 
     def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
         """The needs of another installed method: for proposers made of proposers."""

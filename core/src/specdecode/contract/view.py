@@ -9,7 +9,7 @@ import attrs
 
 from .drafts import Drafts
 from .errors import Undeclared
-from .needs import Needs, Place, Tap, Tokens
+from .needs import Needs, Place, Probs, Tap, Tokens
 
 
 @attrs.frozen(kw_only=True)
@@ -42,6 +42,7 @@ class StepSource(Protocol):
     def taps(self, taps: tuple[Tap, ...]) -> tuple[Any, ...]: ...
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> Any: ...
     def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]: ...
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any: ...
     def drafts(self, needs: Needs) -> Drafts: ...
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any: ...
 
@@ -80,7 +81,7 @@ class StepView:
     committed_len = _Shown()  #: counts the last token, whose KV is not yet computed
     budget = _Shown()  #: most drafts; 0: feed, do not draft
     room = _Shown()  #: most levels, by max_tokens and the context
-    allowed = _Shown()  #: the grammar's token mask, or None
+    allowed = _Shown()  #: [B, vocab] bool: what grammars let come next; None if no row has one
     last_token = _Shown("tokens=NEW", lambda needs: needs.tokens >= Tokens.NEW)
     history = _Shown("tokens=HISTORY", lambda needs: needs.tokens >= Tokens.HISTORY)  #: all committed ids
     own_len = _Shown("kv", lambda needs: needs.kv)  #: draft entries 0..own_len-1 are true
@@ -128,7 +129,8 @@ class StepView:
 
         Under the row's transforms and the target's noise for the token at ``positions[t]``: the
         first is what the target itself would draw (Gumbel coupling: Daliri, Musco and Suresh,
-        arXiv 2408.07978). Greedy rows have no noise.
+        arXiv 2408.07978). Greedy rows have no noise. Under a rule that weighs probabilities the noise
+        is the drafter's own, and the ids are ``k`` draws without replacement, in order.
 
         Args:
             logits: ``[T, vocab]`` float.
@@ -138,6 +140,20 @@ class StepView:
             ids ``[T, k]`` int64, and scores ``[T, k]`` float32, log-probability plus noise.
         """
         return self._source.sample(logits, rows, positions, k)
+
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+        """The laws that :meth:`sample` drew ``ids`` from, to be written into ``Drafts.probs``.
+
+        Args:
+            logits, rows, positions: as given to :meth:`sample`.
+            ids: ``[T, k]`` int64, what it gave.
+
+        Returns:
+            ``[T, k, vocab]`` float32: each id's law, given that those before it were drawn.
+        """
+        if self._needs.probs is not Probs.FULL:
+            raise Undeclared("StepView.probs was not declared: add probs=FULL to Needs")
+        return self._source.probs(logits, rows, positions, ids)
 
     def for_child(self, index: int, budget: Any = None) -> tuple[StepView, Drafts]:
         """The view of child ``index`` of ``Needs.children``, and drafts of its own to fill.

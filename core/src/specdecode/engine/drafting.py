@@ -1,24 +1,27 @@
-"""Feeds the proposer after each step and takes its drafts, never trusting them."""
+"""Feeds the proposer after each step and takes its drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import numpy as np
+import attrs
 import torch
 
-from ..contract import Commit, Drafts, Needs, RequestInfo, Shape, StepView
+from ..contract import Commit, Needs, Proposer, RequestInfo, Shape, StepView
 from ..runner.runner import ModelRunner, TargetOutput
 from ..sampling.batch import SamplingBatch
+from ..sampling.laws import law, laws_in_order
 from ..sampling.sampler import rank
+from ..sampling.streams import Stream
+from ..verify.base import Rule
 from .control import DraftPolicy
 from .draws import sample_row
 from .feed import FedRow, Feed, make_drafts
 from .guard import GuardedProposer
 from .metrics import EngineMetrics
 from .plan import RowPlan, StepPlan
-from .request import NO_DRAFTS, Request, RowDrafts, Status
+from .request import Request, Status
+from .taking import take_drafts
 
 
 class Drafting:
@@ -32,9 +35,11 @@ class Drafting:
         runner: ModelRunner,
         vocab_size: int,
         metrics: EngineMetrics,
+        rule: Rule,
     ) -> None:
         self.proposer = proposer
         self.needs = needs
+        self._rule = rule
         self._policy = policy
         self._runner = runner
         self._vocab_size = vocab_size
@@ -42,6 +47,8 @@ class Drafting:
 
     # -- lifecycle ------------------------------------------------------------------------------
     def added(self, request: Request, *, resumed: bool) -> None:
+        if request.background:
+            return
         info = RequestInfo(
             id=request.id,
             namespace=request.namespace,
@@ -53,7 +60,8 @@ class Drafting:
         self.proposer.on_add(info)
 
     def preempted(self, request: Request) -> None:
-        self.proposer.on_preempt(request.id)
+        if not request.background:
+            self.proposer.on_preempt(request.id)
 
     def committed(self, commits: Sequence[Commit]) -> None:
         if commits:
@@ -70,30 +78,52 @@ class Drafting:
     ) -> None:
         """Feed this step's committed tokens and set the drafts of the next one.
 
+        Rows in the background are left out, and rows that have nothing to feed: those whose draw failed.
+
         Args:
             accepted: for each row of ``plan`` its accepted draft nodes, in path order.
         """
-        rows = [
-            self._fed_row(row, offset, nodes, num_running)
-            for row, offset, nodes in zip(plan.rows, output.batch.offsets, accepted, strict=True)
-        ]
-        feed = Feed(
-            rows,
+
+        def draft(proposer: Proposer) -> None:
+            fed = {
+                place: self._fed_row(row, offset, nodes, num_running)
+                for place, (row, offset, nodes) in enumerate(
+                    zip(plan.rows, output.batch.offsets, accepted, strict=True)
+                )
+                if not row.request.background
+            }
+            fed = {place: row for place, row in fed.items() if row.start < row.end}
+            if not fed:
+                return
+            rows = list(fed.values())
+            drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
+            proposer.propose(StepView(self.needs, self._feed(fed, output)), drafts)
+            self._advance_entries(rows)
+            faults = take_drafts(
+                drafts,
+                rows,
+                self._vocab_size,
+                chain=self.needs.shape is Shape.CHAIN,
+                weighed=self._rule.weigh is not None,
+            )
+            self._metrics.drafts_dropped.inc(faults)
+
+        if not self.proposer.propose(draft) and not self.proposer.quarantined:
+            self._heal(plan)
+
+    def _feed(self, fed: Mapping[int, FedRow], output: TargetOutput) -> Feed:
+        """``fed``: place in the plan -> row."""
+        return Feed(
+            list(fed.values()),
             kv=self.needs.kv,
-            slots=output.batch.slots,
+            slots=output.batch.slots.select(list(fed)),
             taps=output.taps,
             vocab_size=self._vocab_size,
             sampler=self._sample,
+            laws=self._laws,
             check=self._check_writes if self._runner.check_writes else None,
             device=self._runner.device,
         )
-        drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
-        if self.proposer.propose(StepView(self.needs, feed), drafts):
-            self._advance_entries(rows)
-            self._take(rows, drafts)
-        elif not self.proposer.quarantined:
-            self._heal(rows)
-        self._metrics.proposer_failures.set(self.proposer.failures)
 
     def _fed_row(self, row: RowPlan, offset: int, accepted: Sequence[int], num_running: int) -> FedRow:
         """What of a row is fed, and how much it may draft.
@@ -126,8 +156,22 @@ class Drafting:
     def _sample(
         self, logits: torch.Tensor, requests: list[Request], positions: list[int], k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        draws = [sample_row(request, position) for request, position in zip(requests, positions, strict=True)]
-        return rank(logits, SamplingBatch.build(draws, self._vocab_size, logits.device), k)
+        return rank(logits, self._drafted(logits, requests, positions), k)
+
+    def _laws(
+        self, logits: torch.Tensor, requests: list[Request], positions: list[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        return laws_in_order(law(logits, self._drafted(logits, requests, positions)), torch.as_tensor(ids))
+
+    def _drafted(self, logits: torch.Tensor, requests: list[Request], positions: list[int]) -> SamplingBatch:
+        draws = [
+            attrs.evolve(
+                sample_row(request, position),
+                stream=self._rule.stream(Stream.DRAFT, len(request.token_ids)),
+            )
+            for request, position in zip(requests, positions, strict=True)
+        ]
+        return SamplingBatch.build(draws, self._vocab_size, logits.device)
 
     def _check_writes(self, write_slots: torch.Tensor) -> None:
         self._runner.assert_writable(write_slots, draft=True)
@@ -139,58 +183,17 @@ class Drafting:
                 if row.start <= length:
                     own[spec] = max(length, row.end)
 
-    def _heal(self, rows: Sequence[FedRow]) -> None:
+    def _heal(self, plan: StepPlan) -> None:
         """After a failed feed with taps, have the target compute those positions again.
 
         Its own KV is true already and is not written a second time.
         """
         if not (self.needs.kv and self.needs.taps):
             return
-        for row in rows:
+        for row in plan.rows:
             request = row.request
-            if request.status is Status.RUNNING and min(request.own) < request.computed + 1:
+            if request.background or request.status is not Status.RUNNING:
+                continue
+            if min(request.own) < request.computed + 1:
                 request.target_floor = max(request.target_floor, request.computed)
                 request.computed = max(0, min(request.own) - 1)
-
-    # -- taking drafts --------------------------------------------------------------------------
-    def _take(self, rows: Sequence[FedRow], drafts: Drafts) -> None:
-        lens, ids, parents = (_host(value) for value in (drafts.lens, drafts.ids, drafts.parents))
-        for index, row in enumerate(rows):
-            claimed = int(lens[index])
-            if claimed <= 0:
-                continue
-            count = min(claimed, row.budget)
-            taken, faults = self._valid(
-                ids[index, :count].tolist(), parents[index, :count].tolist(), row.room
-            )
-            row.request.drafts = taken
-            faults += claimed - count
-            if faults:
-                self._metrics.drafts_dropped.inc(faults)
-
-    def _valid(self, ids: list[int], parents: list[int], room: int) -> tuple[RowDrafts, int]:
-        """The row up to its first bad node, without nodes deeper than ``room``; and how many were bad.
-
-        A bad node is an id outside the vocabulary or a parent that does not come before its child.
-        """
-        kept_ids: list[int] = []
-        kept_parents: list[int] = []
-        place = {-1: -1}
-        depth = {-1: 0}
-        for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
-            if not (0 <= token < self._vocab_size and -1 <= parent < node):
-                return _row_drafts(kept_ids, kept_parents), len(ids) - node
-            depth[node] = depth[parent] + 1
-            if depth[node] <= room and parent in place:
-                place[node] = len(kept_ids)
-                kept_ids.append(token)
-                kept_parents.append(place[parent])
-        return _row_drafts(kept_ids, kept_parents), 0
-
-
-def _row_drafts(ids: list[int], parents: list[int]) -> RowDrafts:
-    return RowDrafts(tuple(ids), tuple(parents)) if ids else NO_DRAFTS
-
-
-def _host(value: Any) -> np.ndarray:
-    return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from ..sampling.batch import SampleRow, SamplingBatch
+from ..sampling.laws import law
+from ..sampling.mask import TokenMask
 from ..sampling.processors import ProcessorFault
 from ..sampling.sampler import UNDRAWABLE, draw
 from .plan import RowPlan, StepPlan
@@ -22,11 +24,19 @@ logger = logging.getLogger(__name__)
 NAN_LOGITS = "the model gave NaN logits: check its weights, or load it with dtype='float32'"
 
 
-def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> SampleRow:
+def sample_row(
+    request: Request, position: int, path: tuple[int, ...] = (), mask: TokenMask | None = None
+) -> SampleRow:
     """The draw of token ``position`` of ``request``, after the drafts ``path``.
 
     Its logits processors are left out: they are for the target's own draws.
+
+    Args:
+        mask: what its grammar allows behind ``path``; of the next token it is known without. Behind
+            drafts that are not told (to a drafter) it is None.
     """
+    if mask is None and request.grammar is not None and not path and position == len(request.token_ids):
+        mask = request.grammar.mask
     return SampleRow(
         params=request.params,
         seed=request.seed,
@@ -37,6 +47,7 @@ def sample_row(request: Request, position: int, path: tuple[int, ...] = ()) -> S
         path=path,
         stop_ids=request.stop_ids,
         banned=_banned(request, position, path),
+        mask=mask,
     )
 
 
@@ -56,16 +67,18 @@ def verification_rows(row: RowPlan) -> list[SampleRow]:
     if not row.samples:
         return []
     request, committed = row.request, len(row.request.token_ids)
-    draws = [sample_row(request, committed)]
-    for path in row.drafts.paths():
-        ids = tuple(row.drafts.ids[node] for node in path)
-        draws.append(sample_row(request, committed + len(path), ids))
-    return draws
+    ids, parents = row.drafts.ids, row.drafts.parents
+    paths = [(), *(tuple(ids[node] for node in path) for path in row.drafts.paths())]
+    masks = request.grammar.masks(ids, parents) if request.grammar else [None] * len(paths)
+    return [
+        sample_row(request, committed + len(path), path, mask)
+        for path, mask in zip(paths, masks, strict=True)
+    ]
 
 
 @attrs.define(eq=False)
 class LazyTargets(Sequence[int]):
-    """The target's tokens of one row, each drawn when it is asked for.
+    """The target's tokens of one row, each drawn when it is asked for; or their laws.
 
     For requests with logits processors. Verification asks for a token only where the drafts before it
     were accepted, so a processor is called once for each token of the output, in order, just as
@@ -81,34 +94,50 @@ class LazyTargets(Sequence[int]):
         return len(self.rows)
 
     def __getitem__(self, place: Any) -> Any:
+        drawn = self._processed(place, draw)
+        return UNDRAWABLE if drawn is None else int(drawn)
+
+    def law(self, place: int) -> torch.Tensor:
+        """``[V]`` float32: the law of a token; all 0 where there is none to draw."""
+        probs = self._processed(place, law)
+        return self.logits.new_zeros(self.logits.shape[-1]) if probs is None else probs[0]
+
+    def _processed(
+        self, place: int, read: Callable[[torch.Tensor, SamplingBatch], torch.Tensor]
+    ) -> torch.Tensor | None:
+        """What ``read`` makes of the logits, processors and all; None where there is nothing to draw."""
         request, row = self.request, self.rows[place]
         assert request.processors is not None
         output_ids = [*request.token_ids[len(request.prompt_ids) :], *row.path]
         row = attrs.evolve(row, process=functools.partial(request.processors, output_ids))
         logits = self.logits[place : place + 1]
         if logits.isnan().any():
-            return UNDRAWABLE  # not to be shown to anybody
+            return None  # not to be shown to anybody
         try:
-            return int(draw(logits, SamplingBatch.build([row], logits.shape[-1], logits.device)))
+            return read(logits, SamplingBatch.build([row], logits.shape[-1], logits.device))
         except ProcessorFault as fault:
             logger.warning("request %s ends: %s", request.id, fault, exc_info=fault.__cause__)
             self.fault = fault
-            return UNDRAWABLE
+            return None
 
 
 def draw_targets(
-    plan: StepPlan, logits: torch.Tensor, offsets: Sequence[int], vocab_size: int
+    plan: StepPlan,
+    rows: Sequence[Sequence[SampleRow]],
+    logits: torch.Tensor,
+    offsets: Sequence[int],
+    vocab_size: int,
 ) -> list[Sequence[int]]:
     """For each row of ``plan`` the target's token after its last token and after each of its drafts.
 
     Args:
+        rows: what :func:`verification_rows` gives for each row, or nothing if it is not to be drawn.
         logits: ``[R, vocab_size]``, row after row.
         offsets: index into R of each row's first; -1 if it draws nothing.
 
     Returns:
         Empty for a row that draws nothing; ``UNDRAWABLE`` where there is no token to draw.
     """
-    rows = [verification_rows(row) for row in plan.rows]
     targets: list[Sequence[int]] = [()] * len(rows)
     together: list[int] = []
     for index, (row, draws, first) in enumerate(zip(plan.rows, rows, offsets, strict=True)):
@@ -127,12 +156,17 @@ def draw_targets(
     return targets
 
 
-def why_undrawable(targets: Sequence[int], logits: torch.Tensor) -> str:
-    """What to tell of a row ``logits`` ``[V]`` that gave :data:`UNDRAWABLE`."""
+def why_undrawable(
+    request: Request, targets: Sequence[int], path: Sequence[int], logits: torch.Tensor
+) -> str:
+    """What to tell of ``logits`` ``[V]`` that gave :data:`UNDRAWABLE` after the accepted drafts ``path``."""
     if logits.isnan().any():
         return NAN_LOGITS
     if isinstance(targets, LazyTargets) and targets.fault is not None:
         return str(targets.fault)
+    if request.grammar is not None and (why := request.grammar.why_nothing(path)):
+        return f"structured_outputs: {why}"
     return (
-        "no token is left to draw: allowed_token_ids, bad_words, min_tokens and logits_processors exclude all"
+        "no token is left to draw: structured_outputs, allowed_token_ids, bad_words, min_tokens and "
+        "logits_processors exclude all"
     )

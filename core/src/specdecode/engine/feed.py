@@ -51,7 +51,9 @@ class FedRow:
         return self.plan.request
 
 
+#: (logits ``[T, V]``, request and position of each, ...): what the view's ``sample`` and ``probs`` give.
 Sampler = Callable[[torch.Tensor, list[Request], list[int], int], tuple[torch.Tensor, torch.Tensor]]
+Laws = Callable[[torch.Tensor, list[Request], list[int], torch.Tensor], torch.Tensor]
 
 
 class Feed:
@@ -66,6 +68,7 @@ class Feed:
         taps: dict[Tap, torch.Tensor],
         vocab_size: int,
         sampler: Sampler,
+        laws: Laws,
         check: Callable[[torch.Tensor], None] | None,
         device: torch.device,
     ) -> None:
@@ -75,6 +78,7 @@ class Feed:
         self._taps = taps
         self._vocab_size = vocab_size
         self._sampler = sampler
+        self._laws = laws
         self._check = check
         self._device = device
         self._host: dict[str, Any] = {}
@@ -129,6 +133,10 @@ class Feed:
         requests = [self._fed[row].request for row in self._tensor(rows).tolist()]
         return self._sampler(logits, requests, self._tensor(positions).tolist(), k)
 
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+        requests = [self._fed[row].request for row in self._tensor(rows).tolist()]
+        return self._laws(logits, requests, self._tensor(positions).tolist(), ids)
+
     def drafts(self, needs: Needs) -> Drafts:
         return make_drafts(needs, len(self._fed), self._vocab_size, self._device)
 
@@ -172,12 +180,22 @@ def _lengths(rows: Sequence[FedRow]) -> list[int]:
     return [row.end - row.start for row in rows]
 
 
+def _allowed(rows: Sequence[FedRow]) -> np.ndarray | None:
+    grammars = [row.request.grammar for row in rows]
+    size = next((grammar.vocab_size for grammar in grammars if grammar is not None), None)
+    if size is None:
+        return None
+    anything = np.ones(size, bool)
+    masks = [grammar.mask if grammar is not None else None for grammar in grammars]
+    return np.stack([anything if mask is None else mask.to_array(size) for mask in masks])
+
+
 #: What a view shows of the fed rows, each made when it is first asked for.
 _READ: dict[str, Callable[[Sequence[FedRow]], Any]] = {
     "request_ids": lambda rows: [row.request.id for row in rows],
     "params": lambda rows: [row.request.params for row in rows],
     "history": lambda rows: [TokenView(row.request.token_ids) for row in rows],
-    "allowed": lambda rows: None,
+    "allowed": _allowed,
     "committed_len": lambda rows: _int64(len(row.request.token_ids) for row in rows),
     "last_token": lambda rows: _int64(row.request.token_ids[-1] for row in rows),
     "budget": lambda rows: _int64(row.budget for row in rows),

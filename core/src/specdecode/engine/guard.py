@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..contract import Commit, Drafts, Proposer, RequestInfo, StepView
+from ..contract import Commit, Proposer, RequestInfo
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class GuardedProposer:
         self._limit = limit
         self._strict = strict
         self._in_a_row = 0
+        self._failing: set[str] = set()  # methods that raised when they were last called
 
     def on_add(self, request: RequestInfo) -> bool:
         return self._call("on_add", request)
@@ -39,11 +40,12 @@ class GuardedProposer:
     def on_finish(self, request_id: str, reason: str) -> bool:
         return self._call("on_finish", request_id, reason)
 
-    def propose(self, step: StepView, out: Drafts) -> bool:
-        """True if drafts may be read from ``out``."""
-        if self.quarantined:
-            return False
-        if not self._call("propose", step, out):
+    def propose(self, draft: Callable[[Proposer], None]) -> bool:
+        """Run ``draft``, which feeds the proposer and takes what it gives; True if nothing was raised.
+
+        All of it is drafting, and a failed allocation for it costs drafts as well.
+        """
+        if self.quarantined or not self._guarded("propose", draft, self.proposer):
             return False
         self._in_a_row = 0
         return True
@@ -60,19 +62,24 @@ class GuardedProposer:
         self._call("close")
 
     def _call(self, method: str, *args: Any) -> bool:
+        return self._guarded(method, getattr(self.proposer, method), *args)
+
+    def _guarded(self, method: str, function: Callable[..., Any], *args: Any) -> bool:
         try:
-            getattr(self.proposer, method)(*args)
+            function(*args)
         except Exception:
             if self._strict:
                 raise
             self._failed(method)
             return False
+        self._failing.discard(method)
         return True
 
     def _failed(self, method: str) -> None:
         self.failures += 1
         self._in_a_row += 1
-        if self._in_a_row == 1:
+        if method not in self._failing:
+            self._failing.add(method)
             logger.exception("proposer %s failed in %s; this step has no drafts", self.name, method)
         if self._in_a_row >= self._limit and not self.quarantined:
             self.quarantined = True

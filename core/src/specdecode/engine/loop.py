@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import attrs
 import torch
 
 from ..contract import Commit
 from ..runner.runner import ModelRunner, TargetOutput
 from ..sampling.logprobs import RowLogprobs, gather_logprobs
-from ..sampling.sampler import UNDRAWABLE
-from ..verify.base import Rule, Verdict
+from ..verify.base import Verdict
 from .drafting import Drafting
-from .draws import NAN_LOGITS, draw_targets, why_undrawable
-from .metrics import Counter, EngineMetrics
-from .output import DrawnTokens, RequestOutputState
-from .plan import RowPlan, StepPlan
+from .metrics import Counter, EngineMetrics, Gauge, Metric
+from .output import RequestOutputState
+from .plan import StepPlan
 from .request import NO_DRAFTS, Request, Status
 from .scheduler import Scheduler
-
-NOTHING = Verdict((), ())
-
-
-@attrs.frozen(eq=False)
-class RowOutcome:
-    """What a step made of one row, before the stop conditions are looked at."""
-
-    row: RowPlan
-    drawn: DrawnTokens
+from .verification import RowOutcome, Verification
 
 
 class EngineCore:
@@ -42,24 +31,24 @@ class EngineCore:
         *,
         scheduler: Scheduler,
         runner: ModelRunner,
-        rule: Rule,
+        verification: Verification,
         drafting: Drafting | None,
         metrics: EngineMetrics,
-        vocab_size: int,
         tokenizer: Any = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.rule = rule
+        self.verification = verification
         self.drafting = drafting
         self.metrics = metrics
         self.outputs: dict[Request, RequestOutputState] = {}
-        self._vocab_size = vocab_size
+        self._touched: list[RequestOutputState] = []  # got something and were not returned yet
+        self._ended: list[Request] = []  # met their stop and still hold blocks
         self._tokenizer = tokenizer
 
     @property
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished
+        return bool(self._touched) or self.scheduler.has_unfinished
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -73,20 +62,24 @@ class EngineCore:
             self._finish(request)
 
     def step(self) -> list[RequestOutputState]:
-        """Run one step; the outputs of the requests that got tokens or ended."""
+        """Run one step; the outputs of the requests that got tokens or ended.
+
+        What computes comes before what changes a request. So when something raises, a failed
+        allocation say, no request has moved: the next call computes the same again, and returns what
+        this one would have.
+        """
         plan = self._schedule()
-        if not plan.rows:
-            return []
-        target = self._forward(plan)
-        self._score_prompts(plan, target)
-        verdicts, outcomes = self._verify(plan, target)
-        self._advance(plan, verdicts)
-        touched = self._deliver(outcomes)
-        self._propose(plan, target, verdicts)
-        self._compute_again(plan)
-        self.scheduler.publish(plan)
-        self._finish_ended(outcomes)
-        return touched
+        if plan.rows:
+            target = self._forward(plan)
+            scores = self._score_prompts(plan, target)
+            verdicts, outcomes = self._verify(plan, target)
+            self._advance(plan, scores, verdicts)
+            self._deliver(outcomes)
+            self._propose(plan, target, verdicts)
+            self._compute_again(plan)
+            self.scheduler.publish(plan)
+        self._finish_ended()
+        return self._hand_out()
 
     # -- the verbs ------------------------------------------------------------------------------
     def _schedule(self) -> StepPlan:
@@ -96,27 +89,28 @@ class EngineCore:
 
     def _count_admissions(self, plan: StepPlan) -> None:
         for row in plan.rows:
-            if row.request.stats.first_scheduled is None:
+            if row.request.stats.first_scheduled is None and not row.request.background:
                 self._count_admission(row.request)
 
     def _count_admission(self, request: Request) -> None:
         stats = request.stats
         stats.first_scheduled = time.perf_counter()
-        self.metrics.prompt_tokens.inc(len(request.prompt_ids))
-        self.metrics.prefix_queries.inc(len(request.prompt_ids))
-        self.metrics.prefix_hits.inc(stats.cached_tokens)
+        self.metrics.admitted(len(request.prompt_ids), stats.cached_tokens)
+
+    def _timed(self, plan: StepPlan, counter: Counter) -> AbstractContextManager[None]:
+        return timed(counter) if plan.serves else nullcontext()
 
     def _forward(self, plan: StepPlan) -> TargetOutput:
         self._count_admissions(plan)
-        with timed(self.metrics.target_seconds):
+        with self._timed(plan, self.metrics.target_seconds):
             target = self.runner.forward(plan)
-        self.metrics.steps.inc()
-        self.metrics.preemptions.set(self.scheduler.num_preemptions)
+        self.metrics.steps.inc(plan.serves)
         return target
 
     @torch.inference_mode()
-    def _score_prompts(self, plan: StepPlan, target: TargetOutput) -> None:
+    def _score_prompts(self, plan: StepPlan, target: TargetOutput) -> dict[Request, list[RowLogprobs]]:
         """Log-probabilities of the prompts' tokens, for the requests that want them."""
+        found: dict[Request, list[RowLogprobs]] = {}
         for row, offset in zip(plan.rows, target.batch.offsets, strict=True):
             request = row.request
             positions = request.positions_to_score(row.start, row.start + row.new)
@@ -125,135 +119,79 @@ class EngineCore:
             assert request.prompt_logprobs is not None
             first = offset - row.start
             hidden = target.hidden[first + positions.start : first + positions.stop]
-            scores = self.outputs[request].prompt_logprobs
+            scores = found[request] = []
             for logits in self.runner.logits_in_slices(hidden):
-                following = request.prompt_ids[len(scores) + 1 : len(scores) + 1 + len(logits)]
+                start = positions.start + len(scores) + 1
+                following = request.prompt_ids[start : start + len(logits)]
                 scores += gather_logprobs(logits, following, request.prompt_logprobs)
-            request.scored = len(scores)
-
-    @torch.inference_mode()
-    def _verify(self, plan: StepPlan, target: TargetOutput) -> tuple[list[Verdict], list[RowOutcome]]:
-        """Draw the target's own token at every verified position, then walk each row's drafts."""
-        with timed(self.metrics.verify_seconds):
-            targets = draw_targets(plan, target.logits, target.batch.logit_offsets, self._vocab_size)
-            verdicts = [
-                self.rule(drawn, row.drafts.ids, row.drafts.parents) if drawn else NOTHING
-                for row, drawn in zip(plan.rows, targets, strict=True)
-            ]
-            errors = self._errors(target, targets, verdicts)
-            for index, error in errors.items():
-                row, verdict = plan.rows[index], verdicts[index]
-                if error == NAN_LOGITS and row.drafts:
-                    # A draft's NaN reaches the tokens computed beside it: ask again without drafts.
-                    row.request.undrafted = True
-                    verdicts[index] = NOTHING
-                else:
-                    row.request.failed = True
-                    verdicts[index] = attrs.evolve(verdict, tokens=verdict.tokens[:-1])
-            logprobs = self._logprobs(plan, target, verdicts)
-        outcomes = [
-            RowOutcome(
-                row,
-                DrawnTokens(
-                    verdict.tokens,
-                    len(verdict.accepted),
-                    logprobs.get(index),
-                    errors[index] if row.request.failed else None,
-                ),
-            )
-            for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))
-        ]
-        return verdicts, outcomes
-
-    def _errors(
-        self, target: TargetOutput, targets: Sequence[Sequence[int]], verdicts: Sequence[Verdict]
-    ) -> dict[int, str]:
-        """Why there is no token behind the accepted drafts of a row, for the rows where there is none."""
-        errors: dict[int, str] = {}
-        for index, verdict in enumerate(verdicts):
-            if verdict.tokens and verdict.tokens[-1] == UNDRAWABLE:
-                node = verdict.accepted[-1] if verdict.accepted else -1
-                logits = target.logits[target.batch.logit_offsets[index] + 1 + node]
-                errors[index] = why_undrawable(targets[index], logits)
-        return errors
-
-    def _logprobs(
-        self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]
-    ) -> dict[int, list[RowLogprobs]]:
-        """The target's log-probabilities of the drawn tokens, for the rows that want them."""
-        found: dict[int, list[RowLogprobs]] = {}
-        for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True)):
-            wanted = row.request.params.logprobs
-            if wanted is None or not verdict.tokens:
-                continue
-            first = target.batch.logit_offsets[index]
-            where = [first, *(first + 1 + node for node in verdict.accepted)][: len(verdict.tokens)]
-            chosen = torch.tensor(verdict.tokens, device=target.logits.device)
-            found[index] = gather_logprobs(target.logits[where], chosen, wanted)
         return found
 
-    def _advance(self, plan: StepPlan, verdicts: Sequence[Verdict]) -> None:
+    def _verify(self, plan: StepPlan, target: TargetOutput) -> tuple[list[Verdict], list[RowOutcome]]:
+        with self._timed(plan, self.metrics.verify_seconds):
+            return self.verification.verify(plan, target)
+
+    def _advance(
+        self, plan: StepPlan, scores: Mapping[Request, list[RowLogprobs]], verdicts: Sequence[Verdict]
+    ) -> None:
         """Commit what was drawn: the accepted nodes' KV is moved into place, the rest is given up."""
         self.runner.keep_accepted(plan, [verdict.accepted for verdict in verdicts])
+        for request, found in scores.items():
+            self.outputs[request].prompt_logprobs += found
+            request.scored += len(found)
         for row, verdict in zip(plan.rows, verdicts, strict=True):
             request = row.request
-            first = request.num_output == 0
-            request.token_ids.extend(verdict.tokens)
+            request.commit(verdict.tokens)
             computed = row.start + row.new + len(verdict.accepted)
             request.computed = min(computed, len(request.token_ids) - 1)  # equal unless the draw failed
             request.drafts = NO_DRAFTS
-            if request.history is not None:
-                request.history.extend(verdict.tokens)
-            if verdict.tokens:
-                self.metrics.verified(
-                    request.stats, len(row.drafts), len(verdict.accepted), len(verdict.tokens), first=first
-                )
 
-    def _deliver(self, outcomes: Sequence[RowOutcome]) -> list[RequestOutputState]:
+    def _deliver(self, outcomes: Sequence[RowOutcome]) -> None:
         """Show the drawn tokens to the outside, up to each request's stop, and to the proposer."""
-        touched: list[RequestOutputState] = []
         commits: list[Commit] = []
         now = time.perf_counter()
         for outcome in outcomes:
             request, drawn = outcome.row.request, outcome.drawn
-            if request.status is Status.FINISHED:
-                continue  # aborted meanwhile
+            if request.status in (Status.ENDED, Status.FINISHED):
+                continue  # aborted meanwhile, or drawn behind its stop
             state = self.outputs[request]
             kept = state.append(drawn)
             request.delivered += kept
-            commits.append(
-                Commit(
-                    id=request.id,
-                    token_ids=tuple(drawn.ids[:kept]),
-                    accepted=drawn.accepted,
-                    prefill=outcome.row.prefill,
+            if not request.background:
+                commits.append(
+                    Commit(
+                        id=request.id,
+                        token_ids=tuple(drawn.ids[:kept]),
+                        accepted=drawn.accepted,
+                        prefill=outcome.row.prefill,
+                    )
                 )
-            )
-            if kept:
-                self.metrics.generation_tokens.inc(kept)
-                if request.stats.first_token is None:
-                    request.stats.first_token = now
-                    self.metrics.time_to_first_token.observe(now - request.stats.arrival)
+                self.metrics.delivered(
+                    request.stats,
+                    drafted=len(outcome.row.drafts),
+                    accepted=drawn.accepted,
+                    kept=kept,
+                    now=now,
+                )
             if kept or state.finish:
-                touched.append(state)
+                self._touched.append(state)
             if state.finish:
                 self._end(request)
         if self.drafting:
             self.drafting.committed(commits)
-        return touched
 
     def _end(self, request: Request) -> None:
         """Forget what was drawn behind the stop."""
         del request.token_ids[request.delivered :]
         request.computed = min(request.computed, request.delivered - 1)
         request.status = Status.ENDED
+        self._ended.append(request)
 
     def _propose(self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]) -> None:
         if self.drafting is None:
             return
         with timed(self.metrics.propose_seconds):
             accepted = [verdict.accepted for verdict in verdicts]
-            self.drafting.propose(plan, target, accepted, len(self.scheduler.running))
+            self.drafting.propose(plan, target, accepted, self.scheduler.num_running)
         if self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
 
@@ -263,19 +201,32 @@ class EngineCore:
             if row.drafts and row.request.undrafted and row.request.status is Status.RUNNING:
                 self.scheduler.preempt(row.request)
 
-    def _finish_ended(self, outcomes: Sequence[RowOutcome]) -> None:
-        for outcome in outcomes:
-            if outcome.row.request.status is Status.ENDED:
-                self._finish(outcome.row.request)
+    def _finish_ended(self) -> None:
+        while self._ended:
+            request = self._ended.pop(0)
+            if request.status is Status.ENDED:
+                self._finish(request)
+
+    def _hand_out(self) -> list[RequestOutputState]:
+        touched, self._touched = self._touched, []
+        return touched
 
     def _finish(self, request: Request) -> None:
         state = self.outputs.pop(request)
         assert state.finish is not None
         self.scheduler.finish(request, state.finish.reason)
+        if request.background:
+            return
         if self.drafting:
             self.drafting.finished(request, state.finish.reason)
         request.stats.finished = time.perf_counter()
         self.metrics.finished(request.stats, len(state.token_ids))
+
+    def read_metrics(self) -> list[Metric]:
+        """What is counted, and what the proposer counts, as ``<method>.<its name>``."""
+        own = self.drafting.proposer.metrics() if self.drafting else {}
+        gauges = [Gauge(name=name, reading=value) for name, value in own.items() if math.isfinite(value)]
+        return [*self.metrics.snapshot(), *gauges]
 
     def close(self) -> None:
         """End all requests and free the proposer."""
@@ -295,43 +246,38 @@ class LateEngineCore(EngineCore):
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
         self._pending: list[RowOutcome] = []
-        self._drained: list[RequestOutputState] = []
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._pending or self._drained) or super().has_unfinished
+        return bool(self._pending) or super().has_unfinished
 
     def step(self) -> list[RequestOutputState]:
         plan = self._schedule()
-        if not plan.rows:
-            return self._drain()
-        target = self._forward(plan)
-        self._score_prompts(plan, target)
-        verdicts, outcomes = self._verify(plan, target)
-        self._advance(plan, verdicts)
-        previous, self._pending = self._pending, outcomes
-        self._propose(plan, target, verdicts)
-        self._compute_again(plan)
-        self.scheduler.publish(plan)
-        touched = self._deliver(previous)
-        self._finish_ended(previous)
-        drained, self._drained = self._drained, []
-        return [*drained, *touched]
+        due = len(self._pending)
+        if plan.rows:
+            target = self._forward(plan)
+            scores = self._score_prompts(plan, target)
+            verdicts, outcomes = self._verify(plan, target)
+            self._advance(plan, scores, verdicts)
+            self._pending += outcomes
+            self._propose(plan, target, verdicts)
+            self._compute_again(plan)
+            self.scheduler.publish(plan)
+        self._deliver_pending(due)
+        return self._hand_out()
 
     def _schedule(self) -> StepPlan:
         plan = self.scheduler.schedule(may_preempt=not self._pending)
         if plan is None:
-            self._drained = self._drain()
+            self._deliver_pending(len(self._pending))
             return super()._schedule()
         return plan
 
-    def _drain(self) -> list[RequestOutputState]:
-        """Deliver what is pending."""
-        previous, self._pending = self._pending, []
-        touched = self._deliver(previous)
-        self._finish_ended(previous)
-        drained, self._drained = self._drained, []
-        return [*drained, *touched]
+    def _deliver_pending(self, count: int) -> None:
+        """Tell the host the first ``count`` of what is pending."""
+        due, self._pending = self._pending[:count], self._pending[count:]
+        self._deliver(due)
+        self._finish_ended()
 
 
 @contextmanager

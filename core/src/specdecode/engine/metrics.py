@@ -14,7 +14,10 @@ from .request import RequestStats
 
 @attrs.define(kw_only=True)
 class Metric:
-    """One reading. ``value``: a number of counters and gauges, a list of vectors, a dict of histograms."""
+    """One reading. ``value``: a number of counters and gauges, a list of vectors, a dict of histograms.
+
+    Two readings are equal if name, labels and value are.
+    """
 
     name: str
     labels: Mapping[str, str] = attrs.field(factory=dict)
@@ -33,10 +36,6 @@ class Counter(Metric):
     def inc(self, amount: float = 1) -> None:
         self.total += amount
 
-    def set(self, total: float) -> None:
-        """Take over a count kept elsewhere."""
-        self.total = max(self.total, total)
-
     @property
     def value(self) -> float:
         return self.total
@@ -44,13 +43,13 @@ class Counter(Metric):
 
 @attrs.define(kw_only=True)
 class Gauge(Metric):
-    """Goes up and down."""
+    """Goes up and down; a reading, which does not change any more."""
 
-    read: Callable[[], float] = float
+    reading: float = 0.0
 
     @property
     def value(self) -> float:
-        return self.read()
+        return self.reading
 
 
 @attrs.define(kw_only=True)
@@ -96,10 +95,14 @@ class Histogram(Metric):
 
 
 class EngineMetrics:
-    """All metrics of one engine. ``depth``: most draft positions a step (0: no speculation)."""
+    """All metrics of one engine. ``depth``: most draft positions a step (0: no speculation).
+
+    Tokens count when they become part of an output, so that the counts of drafting are parts of
+    ``generation_tokens``, whatever ended a request. ``docs/metrics.md`` has the definitions.
+    """
 
     def __init__(self, depth: int) -> None:
-        # name in vLLM; counts of drafting are of verified drafts, and never count the bonus token
+        # names in vLLM
         self.drafts = Counter(name="vllm:spec_decode_num_drafts")
         self.draft_tokens = Counter(name="vllm:spec_decode_num_draft_tokens")
         self.accepted_tokens = Counter(name="vllm:spec_decode_num_accepted_tokens")
@@ -110,43 +113,86 @@ class EngineMetrics:
         self.generation_tokens = Counter(name="vllm:generation_tokens")
         self.prefix_queries = Counter(name="vllm:prefix_cache_queries")
         self.prefix_hits = Counter(name="vllm:prefix_cache_hits")
-        self.preemptions = Counter(name="vllm:num_preemptions")
         self.time_to_first_token = Histogram(name="vllm:time_to_first_token_seconds")
         self.inter_token = Histogram(name="vllm:inter_token_latency_seconds")
         self.end_to_end = Histogram(name="vllm:e2e_request_latency_seconds")
         # no twin there
+        self.bonus_tokens = Counter(name="specdecode:bonus_tokens")
+        self.discarded_tokens = Counter(name="specdecode:discarded_tokens")
+        self.draft_step_tokens = Counter(name="specdecode:draft_step_tokens")
+        self.drafts_dropped = Counter(name="specdecode:drafts_dropped_by_fault")
         self.steps = Counter(name="specdecode:steps")
         self.decode_steps = Counter(name="specdecode:decode_steps")
         self.decode_tokens = Counter(name="specdecode:decode_tokens")
-        self.draft_step_tokens = Counter(name="specdecode:draft_step_tokens")
-        self.drafts_dropped = Counter(name="specdecode:drafts_dropped_by_fault")
-        self.proposer_failures = Counter(name="specdecode:proposer_failures")
         self.target_seconds = Counter(name="specdecode:target_seconds")
         self.verify_seconds = Counter(name="specdecode:verify_seconds")
         self.propose_seconds = Counter(name="specdecode:propose_seconds")
-        self._gauges: list[Gauge] = []
-        self._speculative = depth > 0
+        of_speculation: tuple[Metric, ...] = (
+            self.drafts,
+            self.draft_tokens,
+            self.accepted_tokens,
+            self.accepted_per_pos,
+            self.bonus_tokens,
+            self.discarded_tokens,
+            self.draft_step_tokens,
+            self.drafts_dropped,
+            self.propose_seconds,
+        )
+        self._hidden = () if depth else tuple(metric.name for metric in of_speculation)
+        self._more: list[Callable[[], Metric]] = []
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Add a reading that is taken when asked for."""
-        self._gauges.append(Gauge(name=name, read=read))
+        """Add a gauge that is kept elsewhere."""
+        self._more.append(lambda: Gauge(name=name, reading=read()))
 
-    def verified(self, stats: RequestStats, drafted: int, accepted: int, tokens: int, *, first: bool) -> None:
-        """A row drew ``tokens`` tokens: ``accepted`` of ``drafted`` drafts, and the bonus token."""
-        if not first:
+    def follow(self, name: str, read: Callable[[], float]) -> None:
+        """Add a counter that is kept elsewhere."""
+        self._more.append(lambda: Counter(name=name, total=read()))
+
+    def include(self, metric: Metric) -> None:
+        """Add a metric that its owner changes."""
+        self._more.append(lambda: copy.deepcopy(metric))
+
+    def admitted(self, num_prompt: int, num_cached: int) -> None:
+        """A completion is computed for the first time; ``num_cached`` of its prompt's tokens were cached."""
+        self.prompt_tokens.inc(num_prompt)
+        self.prefix_queries.inc(num_prompt)
+        self.prefix_hits.inc(num_cached)
+
+    def delivered(self, stats: RequestStats, *, drafted: int, accepted: int, kept: int, now: float) -> None:
+        """A completion was given what a step drew for it: accepted drafts, then a token of the target's own.
+
+        Args:
+            drafted: drafts that were verified.
+            accepted: drafts that were accepted.
+            kept: tokens that became part of the output; the rest lies behind its end.
+            now: ``time.perf_counter`` seconds.
+        """
+        self.generation_tokens.inc(kept)
+        if stats.first_token is not None and kept:
             stats.steps += 1
             self.decode_steps.inc()
-            self.decode_tokens.inc(tokens)
-        if not drafted:
-            return
+            self.decode_tokens.inc(kept)
+        if stats.first_token is None and kept:
+            stats.first_token = now
+            self.time_to_first_token.observe(now - stats.arrival)
+        if drafted:
+            self._verified(stats, drafted, accepted, kept)
+
+    def _verified(self, stats: RequestStats, drafted: int, accepted: int, kept: int) -> None:
+        used = min(accepted, kept)
         stats.draft_steps += 1
         stats.drafted += drafted
-        stats.accepted += accepted
+        stats.accepted += used
+        stats.discarded += accepted - used
+        stats.bonus += kept - used
         self.drafts.inc()
         self.draft_tokens.inc(drafted)
-        self.accepted_tokens.inc(accepted)
-        self.draft_step_tokens.inc(tokens)
-        for position in range(accepted):
+        self.accepted_tokens.inc(used)
+        self.discarded_tokens.inc(accepted - used)
+        self.bonus_tokens.inc(kept - used)
+        self.draft_step_tokens.inc(kept)
+        for position in range(used):
             self.accepted_per_pos.inc(position)
 
     def finished(self, stats: RequestStats, num_output: int) -> None:
@@ -158,8 +204,7 @@ class EngineMetrics:
             self.inter_token.observe((stats.finished - stats.first_token) / (num_output - 1))
 
     def snapshot(self) -> list[Metric]:
-        """Every metric that applies; those of speculation only if there is any."""
-        speculation = (self.drafts, self.draft_tokens, self.accepted_tokens, self.accepted_per_pos)
-        hidden = () if self._speculative else (*speculation, self.draft_step_tokens)
-        own = [value for value in vars(self).values() if isinstance(value, Metric) and value not in hidden]
-        return [*copy.deepcopy(own), *self._gauges]
+        """Readings of every metric that applies: those of speculation only if there is any."""
+        own = [value for value in vars(self).values() if isinstance(value, Metric)]
+        shown = [metric for metric in own if metric.name not in self._hidden]
+        return [*copy.deepcopy(shown), *(read() for read in self._more)]

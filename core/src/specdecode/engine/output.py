@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,8 +11,9 @@ import attrs
 from ..sampling.logprobs import RowLogprobs
 from .detokenize import Detokenizer
 from .request import Request
-from .spacing import TightSpecialTokens
-from .stop import Finish, find_stop, stop_at_token
+from .stop import Finish, find_stop, open_stop, stop_at_token
+
+logger = logging.getLogger(__name__)
 
 TokenSource = Literal["draft", "target"]
 
@@ -44,14 +46,16 @@ class RequestOutputState:
     prompt_logprobs: list[RowLogprobs] = attrs.field(factory=list)  #: of the prompt's tokens after the first
     finish: Finish | None = None
     error: str | None = None  #: what went wrong, if that ended it
+    _stop_ids: frozenset[int] = attrs.Factory(
+        lambda self: frozenset(self.request.params.stop_token_ids), takes_self=True
+    )
+    _searched: int = 0  #: characters of the text among which no stop string ends
 
     @classmethod
     def create(cls, request: Request, tokenizer: Any) -> RequestOutputState:
         params = request.params
         detokenizer = None
         if tokenizer is not None and params.detokenize:
-            if not (params.skip_special_tokens or params.spaces_between_special_tokens):
-                tokenizer = TightSpecialTokens(tokenizer)
             detokenizer = Detokenizer(
                 tokenizer,
                 request.prompt_ids,
@@ -70,8 +74,7 @@ class RequestOutputState:
         params = self.request.params
         if self.finish or not params.stop or params.include_stop_str_in_output:
             return self.text
-        held = max(map(len, params.stop)) - 1
-        return self.text[: len(self.text) - held] if held else self.text
+        return self.text[: len(self.text) - open_stop(self.text, params.stop)]
 
     def append(self, drawn: DrawnTokens) -> int:
         """Take tokens up to the one that ends the request; returns how many."""
@@ -80,7 +83,13 @@ class RequestOutputState:
             self.sources.append(drawn.source(position))
             if drawn.logprobs is not None:
                 self.logprobs.append(drawn.logprobs[position])
-            self.finish = self._check(token)
+            try:
+                self.finish = self._check(token)
+            except Exception as error:  # the tokenizer's, which may be anybody's
+                what = f"{type(error).__name__}: {error}"
+                message = f"turning token {token} of the output into text raised {what}"
+                logger.warning("request %s ends: %s", self.request.id, message, exc_info=error)
+                self.end("error", message)
             if self.finish:
                 return position + 1
         if drawn.error is not None:
@@ -97,28 +106,40 @@ class RequestOutputState:
     def _check(self, token: int) -> Finish | None:
         request, params = self.request, self.request.params
         num_output = len(self.token_ids)
-        finish = stop_at_token(
+        finish = stopped = stop_at_token(
             token,
             num_output,
             min_tokens=params.min_tokens,
             eos_ids=request.eos_ids,
-            stop_ids=frozenset(params.stop_token_ids),
+            stop_ids=self._stop_ids,
         )
+        if finish is None and request.grammar is not None and request.grammar.end == num_output:
+            finish = Finish("stop")
         if finish is None and len(request.prompt_ids) + num_output >= request.limit:
             finish = Finish("length")
         if self.detokenizer is None:
             return finish
-        if finish and finish.reason == "stop" and not params.include_stop_str_in_output:
+        if stopped and not params.include_stop_str_in_output:
             self.detokenizer.flush()  # the text of the stop token itself stays out
             return finish
-        new_chars = self.detokenizer.append(token)
+        self.detokenizer.append(token)
         if finish:
-            new_chars += self.detokenizer.flush()
-        if num_output <= params.min_tokens:
-            return finish
-        found = find_stop(self.detokenizer.text, new_chars, params.stop)
+            self.detokenizer.flush()
+        return self._stop_in_text() or finish
+
+    def _stop_in_text(self) -> Finish | None:
+        """Cut the text at a stop string that the last token completed."""
+        params, detokenizer = self.request.params, self.detokenizer
+        if not params.stop or detokenizer is None:
+            return None
+        text = detokenizer.legible
+        if len(self.token_ids) <= params.min_tokens:
+            self._searched = len(text)
+            return None
+        found = find_stop(text, len(text) - self._searched, params.stop)
+        # What is pending may read otherwise after the next token.
+        self._searched = max(self._searched, len(detokenizer.text))
         if found is None:
-            return finish
-        cut = found.end if params.include_stop_str_in_output else found.start
-        self.detokenizer.text = self.detokenizer.text[:cut]
+            return None
+        detokenizer.cut(found.end if params.include_stop_str_in_output else found.start)
         return Finish("stop", found.string)

@@ -39,5 +39,10 @@ class StepPlan:
     rows: list[RowPlan] = attrs.Factory(list)
 
     @property
+    def serves(self) -> bool:
+        """Whether any row is not in the background."""
+        return any(not row.request.background for row in self.rows)
+
+    @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)

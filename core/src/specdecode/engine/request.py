@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..sampling.bad_words import BadWords
     from ..sampling.history import TokenHistory
     from ..sampling.processors import LogitsProcessors
+    from ..structured import GrammarState
 
 
 class Status(enum.Enum):
@@ -31,13 +32,18 @@ class RowDrafts:
 
     ids: tuple[int, ...]
     parents: tuple[int, ...]
+    #: ``[n, V]`` float32 tensor: the law that each was drawn from. None: they are point masses.
+    probs: Any = attrs.field(default=None, eq=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def first(self, count: int) -> RowDrafts:
         """The first ``count`` nodes: closed under parents, since a parent comes before its child."""
-        return self if count >= len(self) else RowDrafts(self.ids[:count], self.parents[:count])
+        if count >= len(self):
+            return self
+        probs = None if self.probs is None else self.probs[:count]
+        return RowDrafts(self.ids[:count], self.parents[:count], probs)
 
     def depths(self) -> list[int]:
         """Level of each node, 1 for children of the last token."""
@@ -66,7 +72,9 @@ class RequestStats:
     first_token: float | None = None
     finished: float | None = None
     drafted: int = 0  #: draft tokens verified
-    accepted: int = 0  #: of them accepted
+    accepted: int = 0  #: of them accepted, and part of the output
+    discarded: int = 0  #: of them accepted behind the end of the output
+    bonus: int = 0  #: tokens of the output that the target drew at the end of such a verification
     draft_steps: int = 0  #: verifications that had drafts
     steps: int = 0  #: target forwards that gave tokens after the first
     preemptions: int = 0
@@ -90,13 +98,16 @@ class Request:
     history: TokenHistory | None = None  #: kept if a penalty needs it
     bad_words: BadWords | None = None
     processors: LogitsProcessors | None = None
+    grammar: GrammarState | None = None  #: where its structured output stands
     prompt_logprobs: int | None = None  #: how many are wanted for each of the prompt's tokens
     scored: int = 0  #: prompt tokens after the first whose log-probabilities are known
     token_ids: list[int] = attrs.Factory(lambda self: list(self.prompt_ids), takes_self=True)
     status: Status = Status.WAITING
+    arrival: int = 0  #: how many were queued before it
     finish_reason: str | None = None
     admitted: bool = False
     failed: bool = False  #: there is no token to draw after these; ends when that is delivered
+    background: bool = False  #: the engine's own: yields to others, is not drafted for, and not counted
     undrafted: bool = False  #: its drafts are passed over: one of them gave NaN
     computed: int = 0
     drafts: RowDrafts = NO_DRAFTS
@@ -169,6 +180,14 @@ class Request:
         if leader is None or self.admitted or leader.status is Status.FINISHED:
             return False
         return not (leader.status is Status.RUNNING and leader.prompt_computed)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take ``tokens`` as drawn."""
+        self.token_ids.extend(tokens)
+        if self.history is not None:
+            self.history.extend(tokens)
+        if self.grammar is not None:
+            self.grammar.advance(tokens)
 
     def drop_kv(self) -> None:
         """Give all blocks back and forget what derived from them."""

@@ -6,7 +6,9 @@ a prompt) are the same thing here: committed tokens whose KV is missing.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from itertools import count
 from typing import Protocol
 
 import attrs
@@ -42,19 +44,31 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.pool = pool
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[Request] = deque()  # both in the order of arrival, the background's behind
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._lifecycle = lifecycle
         self._num_kv_specs = num_kv_specs
+        self._arrivals = count()
 
     def add(self, request: Request) -> None:
         request.attach(self.pool, self._num_kv_specs)
-        self.waiting.append(request)
+        request.arrival = next(self._arrivals)
+        insort(self.waiting, request, key=_turn)
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run, without those in the background."""
+        return sum(not request.background for request in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, without those in the background."""
+        return sum(not request.background for request in self.waiting)
 
     # -- planning -------------------------------------------------------------------------------
     def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
@@ -82,13 +96,13 @@ class Scheduler:
     def _row(self, request: Request, budget: int) -> RowPlan | None:
         """What ``request`` computes within ``budget`` tokens."""
         new = min(request.todo, budget)
-        if new <= 0 or (new < request.todo and not self.config.chunked_prefill):
+        if new <= 0:
             return None
         drafts = NO_DRAFTS
         if new == request.todo and not request.undrafted:
             drafts = request.drafts.first(budget - new)
         lag = 0
-        if self.config.draft_layers and not self.config.tapped:
+        if self.config.draft_layers and not (self.config.tapped or request.background):
             request.adopt_entries()
             lag = request.draft_lag
         catch_up = min(lag, budget - new - len(drafts))
@@ -110,7 +124,8 @@ class Scheduler:
                 if not may_preempt:
                     return None
                 planned = {placed.request for placed in plan.rows}
-                victim = next((r for r in reversed(self.running) if r not in planned), request)
+                # the youngest, and the background's before it
+                victim = next((other for other in reversed(self.running) if other not in planned), request)
                 self.preempt(victim)
                 if victim is request:
                     return None
@@ -130,7 +145,9 @@ class Scheduler:
             if request is asking:
                 continue
             row = planned.get(request)
-            freed |= request.table.trim(self._slots(row) if row else request.computed + 1)
+            wanted = self._slots(row) if row else request.computed + 1
+            # What is computed again after a failed feed is not written again: it must stay.
+            freed |= request.table.trim(max(wanted, request.target_floor))
         return freed
 
     def preempt(self, request: Request) -> None:
@@ -140,41 +157,42 @@ class Scheduler:
         request.drop_kv()
         request.status = Status.WAITING
         request.stats.preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.num_preemptions += not request.background
+        insort(self.waiting, request, key=_turn)
 
     def _admit_waiting(self, plan: StepPlan, left: int) -> None:
         """Admit while tokens, rows and blocks last; never at a running request's cost."""
-        skipped: list[Request] = []
-        while self.waiting and left > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.popleft()
+        skipped = 0  # completions at the head that wait for their leader
+        while len(self.waiting) > skipped and left > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[skipped]
             if request.waits_for_leader:
-                skipped.append(request)
+                skipped += 1
                 continue
             row = self._admit(request, left)
             if row is None:
-                self.waiting.appendleft(request)
                 break
             plan.rows.append(row)
             left -= row.num_tokens + row.catch_up
-        self.waiting.extendleft(reversed(skipped))
 
     def _admit(self, request: Request, budget: int) -> RowPlan | None:
-        self._take_prefix(request)
-        row = self._row(request, budget)
         try:
-            if row is None:
+            self._take_prefix(request)
+            row = self._row(request, budget)
+            if row is None or (row.new < request.todo and not self.config.chunked_prefill):
                 raise PoolExhausted
             request.table.ensure(self._slots(row))
-        except PoolExhausted:
+        except BaseException as error:  # whatever it is, a waiting request holds no block
             request.drop_kv()
-            return None
-        if not request.admitted:
+            if isinstance(error, PoolExhausted):
+                return None
+            raise
+        resumed = request.admitted
+        if not resumed:
             request.stats.cached_tokens = request.computed
-        request.status = Status.RUNNING
-        self.running.append(request)
-        self._lifecycle.added(request, resumed=request.admitted)
-        request.admitted = True
+        self.waiting.remove(request)
+        insort(self.running, request, key=_turn)
+        request.status, request.admitted = Status.RUNNING, True
+        self._lifecycle.added(request, resumed=resumed)
         return row
 
     def _take_prefix(self, request: Request) -> None:
@@ -184,7 +202,7 @@ class Scheduler:
         end of the hit, whose hidden state the next entry is made from. Neither is written again.
         Log-probabilities of a prompt want all of it computed.
         """
-        if not self.config.prefix_caching or request.scores_prompt:
+        if not self.config.prefix_caching or request.scores_prompt or request.background:
             return
         tapped = self.config.draft_layers and self.config.tapped
         hit = request.table.take_prefix(request.token_ids, drafted_only=tapped)
@@ -200,6 +218,8 @@ class Scheduler:
         if not self.config.draft_layers:
             return
         for row in plan.rows:
+            if row.request.background:
+                continue
             try:
                 row.request.table.ensure(self._slots(row) + 1 + self.config.draft_reserve)
             except PoolExhausted:
@@ -212,7 +232,9 @@ class Scheduler:
             return
         for row in plan.rows:
             request = row.request
-            if request.status in (Status.RUNNING, Status.ENDED) and not request.failed:
+            if request.background or request.failed:
+                continue
+            if request.status in (Status.RUNNING, Status.ENDED):
                 drafted = min(request.own) if request.own else None
                 request.table.publish(
                     request.token_ids, min(request.computed, len(request.token_ids)), drafted
@@ -235,3 +257,8 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError if blocks and tables do not add up."""
         self.pool.check([block for request in self.running for block in request.table.blocks])
+
+
+def _turn(request: Request) -> tuple[bool, int]:
+    """Who comes first; fixed for life, so that a preempted request loses its place to nobody."""
+    return request.background, request.arrival

@@ -45,3 +45,14 @@ def find_stop(text: str, new_chars: int, stops: Sequence[str]) -> StopString | N
         if start >= 0 and (best is None or start < best.start):
             best = StopString(stop, start, start + len(stop))
     return best
+
+
+def open_stop(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of ``text`` may be the beginning of a stop string."""
+    longest = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:length]):
+                longest = length
+                break
+    return longest

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ..contract import SpecdecodeError
 
@@ -67,13 +69,23 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> None:
-        """Hold a published block once more."""
+        """Hold a published block once more.
+
+        Raises:
+            AssertionError: it is not published, so nobody knows what is in it.
+        """
+        assert self._key[block] is not None, f"block {block} is not published"
         if self._holders[block] == 0:
             del self._free[block]
         self._holders[block] += 1
 
     def release(self, block: int) -> None:
-        """Let go of one hold."""
+        """Let go of one hold.
+
+        Raises:
+            AssertionError: nobody holds it.
+        """
+        assert self._holders[block] > 0, f"block {block} is free and cannot be released again"
         self._holders[block] -= 1
         if self._holders[block] == 0:
             self._free[block] = None
@@ -124,6 +136,15 @@ class BlockPool:
         self._drafted[block] = False
 
     # -- integrity ------------------------------------------------------------------------------
+    @property
+    def published(self) -> Mapping[bytes, int]:
+        """Key -> block, of all that is in the prefix cache."""
+        return MappingProxyType(self._by_key)
+
+    def may_be_allocated(self, block: int) -> bool:
+        """Whether nobody holds it."""
+        return block in self._free
+
     def may_write_target(self, block: int) -> bool:
         """Whether the target may write into ``block``: held once and not published, or the null block."""
         return block == NULL_BLOCK or (self._holders[block] == 1 and self._key[block] is None)

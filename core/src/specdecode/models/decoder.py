@@ -78,7 +78,7 @@ class SelfAttention(torch.nn.Module):
         self, x: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
     ) -> torch.Tensor:
         """``[T, H] -> [T, H]``."""
-        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        heads = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # T may be 0
         queries_keys, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), 1)
         if self.rotary and self.q_norm is None:
             queries_keys = rotate(queries_keys, *rotation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from specdecode.contract import ConfigError
@@ -27,11 +28,7 @@ def load_tokenizer(
         raise ConfigError(f"tokenizer_mode must be one of {', '.join(MODES)}, got {mode!r}")
     from transformers import AutoTokenizer
 
-    path = (
-        files.path
-        if tokenizer is None
-        else resolve_model(tokenizer, trust_remote_code=trust_remote_code).path
-    )
+    path = files.path if tokenizer is None else _locate(tokenizer, trust_remote_code)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers documents no set of errors for what the files may hold
@@ -39,3 +36,11 @@ def load_tokenizer(
             f"{path} has no tokenizer that can be read ({error}); name another with tokenizer=, "
             "or set skip_tokenizer_init=True and give token ids"
         ) from error
+
+
+def _locate(tokenizer: str, trust_remote_code: bool) -> Path:
+    """A directory with a tokenizer of its own needs no model beside it."""
+    directory = Path(tokenizer).expanduser()
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    return resolve_model(tokenizer, trust_remote_code=trust_remote_code).path

@@ -14,6 +14,7 @@ from specdecode.contract import (
     CheckpointInfo,
     ConfigError,
     Needs,
+    Probs,
     Proposer,
     SpecdecodeError,
     TargetInfo,
@@ -95,7 +96,7 @@ def prepare(
         )
     if faults or policy is None or provided is None:
         raise ConfigError(*faults)
-    plan = _Plan.of(manager, provided, config, target, checkpoints, ROOT)
+    plan = _Plan.of(manager, provided, config, target, checkpoints, ROOT, policy.probs)
     return Prepared(
         method=provided.spec.name,
         policy=policy,
@@ -161,6 +162,7 @@ class _Plan:
 
     target: TargetInfo
     draft: CheckpointInfo | None
+    probs: Probs
     _manager: PluginManager
     _provided: Provided
     _config: Any
@@ -176,6 +178,7 @@ class _Plan:
         target: TargetInfo,
         checkpoints: _Checkpoints,
         path: str,
+        probs: Probs,
     ) -> _Plan:
         _check_imports(provided, path)
         model = getattr(config, "model", None)
@@ -185,6 +188,7 @@ class _Plan:
         return cls(
             target=target,
             draft=draft,
+            probs=probs,
             manager=manager,
             provided=provided,
             config=config,
@@ -205,11 +209,16 @@ class _Plan:
         path = f"{self._path}[{method}]"
         provided = self._manager.resolve(method, field=path)
         config = _structured(provided, mapping, path)
-        return _Plan.of(self._manager, provided, config, self.target, self._checkpoints, path)
+        return _Plan.of(self._manager, provided, config, self.target, self._checkpoints, path, self.probs)
 
     def build(self, needs: Needs, max_num_seqs: int) -> Proposer:
         context = _Build(
-            plan=self, needs=needs, max_num_seqs=max_num_seqs, target=self.target, draft=self.draft
+            plan=self,
+            needs=needs,
+            max_num_seqs=max_num_seqs,
+            target=self.target,
+            draft=self.draft,
+            probs=self.probs,
         )
         proposer: Proposer = _guarded(
             "build", self._provided, lambda: self._provided.spec.build(self._config, context)
@@ -234,6 +243,7 @@ class _Build:
     max_num_seqs: int
     target: TargetInfo
     draft: CheckpointInfo | None
+    probs: Probs
     _plan: _Plan
     built: int = attrs.field(default=0, init=False)
 

@@ -30,6 +30,16 @@ class SlotMap:
             self.host[row, : len(blocks)] = blocks
         self.device = torch.from_numpy(self.host).to(device, non_blocking=True)
 
+    def select(self, rows: Sequence[int]) -> SlotMap:
+        """The map of some rows, in ascending order."""
+        if len(rows) == len(self.host):
+            return self
+        chosen = SlotMap.__new__(SlotMap)
+        chosen.block_size = self.block_size
+        chosen.host = self.host[np.asarray(rows, np.int64)]
+        chosen.device = torch.from_numpy(chosen.host).to(self.device.device, non_blocking=True)
+        return chosen
+
     def physical(self, rows: torch.Tensor, slots: torch.Tensor, floors: torch.Tensor) -> torch.Tensor:
         """``[T]`` write slots; below a row's floor, and beyond its blocks, the null block's."""
         block = (slots // self.block_size).clamp_(max=self.host.shape[1] - 1)

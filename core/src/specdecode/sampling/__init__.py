@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from .bad_words import BadWords
     from .batch import SampleRow, SamplingBatch
     from .history import TokenHistory, needs_history
+    from .laws import law, laws_in_order
     from .logprobs import RowLogprobs, gather_logprobs
     from .processors import LogitsProcessors, ProcessorFault
     from .sampler import UNDRAWABLE, draw, rank, transform
     from .seeds import UnseededStream, resolve_seed
+    from .streams import Stream
 
 _HOME = {
     "SampleRow": "batch",
     "SamplingBatch": "batch",
     "TokenHistory": "history",
     "needs_history": "history",
+    "law": "laws",
+    "laws_in_order": "laws",
     "RowLogprobs": "logprobs",
     "gather_logprobs": "logprobs",
     "BadWords": "bad_words",
@@ -32,6 +36,7 @@ _HOME = {
     "draw": "sampler",
     "rank": "sampler",
     "transform": "sampler",
+    "Stream": "streams",
     "UnseededStream": "seeds",
     "resolve_seed": "seeds",
 }
@@ -44,10 +49,13 @@ __all__ = [
     "RowLogprobs",
     "SampleRow",
     "SamplingBatch",
+    "Stream",
     "TokenHistory",
     "UnseededStream",
     "draw",
     "gather_logprobs",
+    "law",
+    "laws_in_order",
     "needs_history",
     "rank",
     "resolve_seed",

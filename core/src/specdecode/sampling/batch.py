@@ -12,6 +12,8 @@ import torch
 from specdecode.api.params import SamplingParams
 
 from .history import TokenHistory, needs_history
+from .mask import TokenMask
+from .streams import Stream
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +33,8 @@ class SampleRow:
     path: tuple[int, ...] = ()  #: drafts before it that ``history`` does not hold
     stop_ids: tuple[int, ...] = ()  #: end the output; excluded while it is below ``min_tokens``
     banned: tuple[int, ...] = ()  #: would complete a bad word
+    mask: TokenMask | None = None  #: what the request's grammar allows
+    stream: int = Stream.TARGET  #: which of the key's independent noises: :meth:`Stream.keyed`
     #: ``[V]`` float32 to ``[V]``: the request's logits processors, given the output before the token
     process: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -56,6 +60,14 @@ class Allowed:
 
     rows: torch.Tensor
     entries: Entries
+
+
+@attrs.frozen
+class MaskedRows:
+    """What a grammar allows: ``rows`` ``[N]`` (None: all, in order), ``bits`` ``[N, ceil(V / 8)]`` uint8."""
+
+    rows: torch.Tensor | None
+    bits: torch.Tensor
 
 
 @attrs.frozen
@@ -85,6 +97,7 @@ class NoiseKeys:
     seed: torch.Tensor
     index: torch.Tensor
     position: torch.Tensor
+    stream: torch.Tensor
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -93,6 +106,7 @@ class SamplingBatch:
 
     num_rows: int
     vocab_size: int
+    masked: MaskedRows | None = None
     allowed: Allowed | None = None
     banned: Entries | None = None
     bias: ValuedEntries | None = None
@@ -107,7 +121,7 @@ class SamplingBatch:
     @property
     def leaves_logits(self) -> bool:
         """Whether no transform applies to any row."""
-        parts = (self.allowed, self.banned, self.bias, self.penalties, self.temperature)
+        parts = (self.masked, self.allowed, self.banned, self.bias, self.penalties, self.temperature)
         return not self.processed and all(
             part is None for part in (*parts, self.min_p, self.top_k, self.top_p)
         )
@@ -126,6 +140,7 @@ class SamplingBatch:
         return cls(
             num_rows=len(rows),
             vocab_size=vocab_size,
+            masked=builder.masked(),
             **builder.masks(),
             bias=builder.bias(),
             processed=tuple((r, row.process) for r, row in enumerate(rows) if row.process is not None),
@@ -140,6 +155,13 @@ class _Builder:
         self._vocab_size = vocab_size
         self._device = device
 
+    def masked(self) -> MaskedRows | None:
+        masks = [(r, row.mask.bits) for r, row in enumerate(self._rows) if row.mask is not None]
+        if not masks:
+            return None
+        rows, bits = zip(*masks, strict=True)
+        return MaskedRows(self._subset(rows), self._tensor(np.stack(bits), np.uint8))
+
     def masks(self) -> dict[str, Any]:
         allowed_rows: list[int] = []
         allowed: list[tuple[int, int]] = []
@@ -152,9 +174,8 @@ class _Builder:
             if keep is not None:
                 allowed_rows.append(r)
                 allowed += ((r, token) for token in keep)
-                if stops.issuperset(keep):
-                    continue  # one of them must come: a row is never left without a token
-            banned += ((r, token) for token in sorted(stops))
+            if not _only(stops, keep, row.mask):  # else one of them must come
+                banned += ((r, token) for token in sorted(stops))
         return {
             "allowed": Allowed(self._tensor(allowed_rows), self._entries(allowed)) if allowed else None,
             "banned": self._entries(banned) if banned else None,
@@ -200,13 +221,13 @@ class _Builder:
     def truncation(self, sampled: Sequence[int]) -> dict[str, Any]:
         """What only rows with noise have: temperature, min_p, top_k, top_p, the noise itself."""
         rows, size = self._rows, self._vocab_size
-        key = np.array([(rows[r].seed, rows[r].index, rows[r].position) for r in sampled], dtype=np.int64).T
+        keys = [(rows[r].seed, rows[r].index, rows[r].position, rows[r].stream) for r in sampled]
         return {
             "temperature": self._column(lambda p: 1.0 if p.greedy else p.temperature),
             "min_p": self._values(sampled, lambda p: p.min_p, lambda v: v > 0),
             "top_k": self._values(sampled, lambda p: p.top_k, lambda v: 0 < v < size, np.int64),
             "top_p": self._values(sampled, lambda p: p.top_p, lambda v: v < 1),
-            "noise": NoiseKeys(self._subset(sampled), *(self._tensor(column) for column in key)),
+            "noise": NoiseKeys(self._subset(sampled), *self._tensor(keys).T),
         }
 
     def _values(
@@ -236,3 +257,12 @@ class _Builder:
 
     def _tensor(self, values: Any, dtype: Any = np.int64) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype)).to(self._device, non_blocking=True)
+
+
+def _only(stops: set[int], keep: Sequence[int] | None, mask: TokenMask | None) -> bool:
+    """Whether ``stops`` are all that allowed ids and grammar leave: banning them would leave nothing."""
+    if not stops:
+        return False
+    if keep is not None:
+        return stops.issuperset(token for token in keep if mask is None or token in mask)
+    return mask is not None and not mask.without(stops)

@@ -1,10 +1,10 @@
 """The one sampling rule: the largest of transformed logits plus noise.
 
 Plain decoding, verification and coupled drafting all come through here, which is what makes the
-output independent of the drafts. Order of the transforms, as in vLLM: allowed ids, bad words,
-min_tokens, logit bias, logits processors, penalties, temperature, min_p, top_k, top_p; each later
-one sees what the earlier ones left. Greedy rows stop after the penalties. Equal scores: the lowest
-id wins.
+output independent of the drafts. Order of the transforms, as in vLLM: the grammar's mask, allowed ids,
+bad words, min_tokens, logit bias, logits processors, penalties, temperature, min_p, top_k, top_p; each
+later one sees what the earlier ones left. Greedy rows stop after the penalties. Equal scores: the
+lowest id wins.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     if batch.leaves_logits:
         return logits.float()
     out = logits.to(torch.float32, copy=True)
+    _keep_grammar(out, batch)
     if batch.allowed is not None:
         entries = batch.allowed.entries
         kernels.keep_tokens(out, batch.allowed.rows, entries.rows, entries.ids)
@@ -44,6 +45,8 @@ def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         kernels.add_bias(out, batch.bias.rows, batch.bias.ids, batch.bias.values)
     for row, process in batch.processed:
         out[row] = process(out[row])
+    if batch.processed:
+        _keep_grammar(out, batch)  # which a processor does not overrule
     if batch.penalties is not None:
         seen = batch.penalties.entries
         kernels.penalize(
@@ -64,6 +67,11 @@ def transform(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     if batch.top_p is not None:
         kernels.keep_top_p(out, batch.top_p.rows, batch.top_p.values)
     return out
+
+
+def _keep_grammar(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    if batch.masked is not None:
+        kernels.keep_bits(logits, batch.masked.rows, batch.masked.bits)
 
 
 def draw(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
@@ -107,7 +115,7 @@ def _scores(transformed: torch.Tensor, batch: SamplingBatch, best: int) -> torch
         return transformed
     keys = (noise.seed, noise.index, noise.position)
     if noise.rows is None:
-        return kernels.perturb(transformed, *keys, best=best)
+        return kernels.perturb(transformed, *keys, best=best, stream=noise.stream)
     scores = transformed.clone()
-    scores[noise.rows] = kernels.perturb(transformed[noise.rows], *keys, best=best)
+    scores[noise.rows] = kernels.perturb(transformed[noise.rows], *keys, best=best, stream=noise.stream)
     return scores

@@ -1,96 +1,268 @@
-"""Slow and plain references: decoding without cache or batch, and drafting without state.
+"""The reference decoder: everything a user is given, recomputed from the whole sequence for each token.
 
-Both recompute a whole sequence in one dense forward of one row, so nothing that paging, batching,
-chunking, prefix hits or preemption could get wrong is in them.
+No cache, no batch, no drafts, no incremental text; its sampling is written out anew. What the
+engine gives must equal it, whatever method, batch or memory the engine has.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
-from specdec_kernels.attention import AttentionMetadata
 
-from ..api.assemble import LoadedTarget
+from ..api.outputs import CompletionOutput, Logprob, RequestOutput
 from ..api.params import SamplingParams
-from ..contract import (
-    EMBED,
-    FINAL,
-    LM_HEAD,
-    Drafts,
-    KVSpec,
-    Needs,
-    Place,
-    RequestInfo,
-    Resources,
-    StepView,
-    Tap,
-    TargetInfo,
-)
-from ..engine.feed import make_drafts
 from ..models import Decoder
-from ..plugins import PluginManager, default_manager, prepare
-from ..sampling import SampleRow, SamplingBatch, TokenHistory, draw, rank
+from .dense import DenseRow, dense_forward
+from .plain_sampling import Draw, NoToken, next_token
+from .stateless import DenseSource, DenseStep, StatelessDrafter
+
+__all__ = [
+    "DenseRow",
+    "DenseSource",
+    "DenseStep",
+    "ReferenceDecoder",
+    "StatelessDrafter",
+    "dense_forward",
+    "reference_decode",
+]
+
+#: A token id -> its log-probability; the token it is about comes first.
+TokenLogprobs = dict[int, Logprob]
+#: The output so far -> the ids that a grammar allows next; none of them if the output is complete.
+Grammar = Callable[[Sequence[int]], Collection[int]]
+
+_REPLACEMENT = "\ufffd"
 
 
-# -- one dense row ---------------------------------------------------------------------------------
-class DenseRow:
-    """KV layers of one row in one block: logical slot ``j`` is slot ``j``."""
+def signed_seed(seed: int) -> int:
+    """A user's seed, taken modulo 2**64, as the signed integer that keys the noise."""
+    word = seed % 2**64
+    return word - 2**64 if word >= 2**63 else word
 
-    def __init__(self, shapes: Sequence[tuple[int, int, int]], slots: int, like: Decoder) -> None:
-        """``shapes``: heads, k_dim and v_dim of each layer."""
 
-        def zeros(heads: int, dim: int) -> torch.Tensor:
-            return torch.zeros(1, slots, heads, dim, dtype=like.dtype, device=like.device)
+@attrs.frozen(kw_only=True)
+class _Finish:
+    reason: str
+    stop: int | str | None = None
+    error: str | None = None
+    by_token: bool = False  #: by its last token, which is no part of the text
 
-        self.caches = [(zeros(heads, k_dim), zeros(heads, v_dim)) for heads, k_dim, v_dim in shapes]
-        self._table = torch.zeros(1, 1, dtype=torch.int64, device=like.device)
-        self._slots = slots
 
-    def clear(self) -> None:
-        """Forget all entries."""
-        for cache in self.caches:
-            for tensor in cache:
-                tensor.zero_()
+class ReferenceDecoder:
+    """Decodes one request at a time.
 
-    def metadata(
-        self, slots: torch.Tensor, base: torch.Tensor, extra: torch.Tensor | None = None, first: int = 0
-    ) -> AttentionMetadata:
-        """For tokens that write ``slots`` and see ``first..base-1`` and ``extra`` (``[T]``, ``[T, E]``)."""
-        return AttentionMetadata(
-            rows=torch.zeros_like(slots),
-            positions=slots,
-            write_slots=slots,
-            base=base,
-            block_table=self._table,
-            block_size=self._slots,
-            first=first,
-            extra=extra,
+    Args:
+        model: the target.
+        tokenizer: for text, stop strings, bad words; None: there is no text.
+        eos_ids: end an output unless ``ignore_eos``.
+        max_model_len: most tokens, prompt included; None: the model's.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Any = None,
+        *,
+        eos_ids: Collection[int] = (),
+        max_model_len: int | None = None,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._longest = max_model_len or model.max_model_len
+        self._logits: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, grammar: Grammar | None = None
+    ) -> RequestOutput:
+        """What the engine must give at the end of a request.
+
+        Args:
+            grammar: what ``params.structured_outputs`` means, worked out by the caller.
+
+        Raises:
+            ValueError: ``params`` asks for something that depends on more than prompt and seed.
+        """
+        if not params.greedy and params.seed in (None, -1):
+            raise ValueError(f"a sampled request wants a seed to be repeated, got seed={params.seed!r}")
+        if (params.structure is not None) != (grammar is not None):
+            raise ValueError("structured_outputs and grammar must come together")
+        keep = params.truncate_prompt_tokens
+        prompt = list(prompt_ids)
+        if keep is not None:
+            prompt = prompt[-(self._longest - 1 if keep == -1 else keep) :]
+        seed = signed_seed(params.seed or 0)
+        outputs = [self.completion(prompt, params, seed, index, grammar) for index in range(params.n)]
+        scores = None if params.prompt_logprobs is None else self._prompt(prompt, params.prompt_logprobs)
+        return RequestOutput(
+            request_id="reference",
+            prompt=None,
+            prompt_token_ids=prompt,
+            outputs=outputs,
+            finished=True,
+            prompt_logprobs=scores,
         )
 
+    @torch.inference_mode()
+    def completion(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int = 0,
+        index: int = 0,
+        grammar: Grammar | None = None,
+    ) -> CompletionOutput:
+        """Completion ``index`` of a prompt, with the noise of ``seed``; nothing of the prompt is cut off."""
+        if (params.stop or params.bad_words) and self._tokenizer is None:
+            raise ValueError(f"stop strings and bad words want a tokenizer, got {params!r}")
+        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        words = self._forms(params.bad_words or ())
+        processors = [
+            processor.clone() if hasattr(processor, "clone") else processor
+            for processor in params.logits_processors or ()
+        ]
+        output: list[int] = []
+        scores: list[TokenLogprobs] = []
+        text, finish = "", None
+        while finish is None:
+            logits = self.next_logits([*prompt_ids, *output])
+            draw = Draw(
+                params=params,
+                prompt_ids=prompt_ids,
+                output_ids=output,
+                seed=seed,
+                index=index,
+                eos_ids=eos_ids,
+                bad_words=words,
+                processors=processors,
+                allowed=None if grammar is None else grammar(output),
+            )
+            try:
+                output.append(next_token(logits, draw))
+            except NoToken as error:
+                finish = _Finish(reason="error", error=str(error))
+                text = self._text(prompt_ids, output, params)
+                break
+            if params.logprobs is not None:
+                scores.append(self._scores(logits, output[-1], params.logprobs))
+            finish = self._ends(prompt_ids, output, params, eos_ids)
+            if grammar is not None and not (finish and finish.by_token) and not grammar(output):
+                finish = _Finish(reason="stop")
+            text, finish = self._read(prompt_ids, output, params, text, finish)
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=output,
+            cumulative_logprob=None
+            if params.logprobs is None
+            else math.fsum(score[token].logprob for score, token in zip(scores, output, strict=True)),
+            logprobs=None if params.logprobs is None else scores,
+            finish_reason=finish.reason,  # type: ignore[arg-type]
+            stop_reason=finish.stop,
+            error=finish.error,
+        )
 
-@torch.inference_mode()
-def dense_forward(
-    model: Decoder, ids: Sequence[int], taps: Sequence[Tap] = ()
-) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The whole sequence in one forward: ``[T, H]`` after the final norm, and ``[T, H]`` for each tap."""
-    config = model.config
-    shape = (config.num_kv_heads, config.head_dim, config.head_dim)
-    row = DenseRow([shape] * config.num_layers, len(ids), model)
-    positions = torch.arange(len(ids), device=model.device)
-    boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
-    tokens = torch.tensor(ids, dtype=torch.int64, device=model.device)
-    hidden, tapped = model(tokens, positions, row.metadata(positions, positions + 1), row.caches, boundaries)
-    found = dict(zip(boundaries, tapped, strict=True))
-    return hidden, tuple(hidden if tap == FINAL else found[tap.boundary] for tap in taps)  # type: ignore[index]
+    def next_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """``[V]`` after ``ids``, computed densely; the same ids are computed once."""
+        key = tuple(ids)
+        if key not in self._logits:
+            hidden, _ = dense_forward(self._model, ids)
+            self._logits[key] = self._model.compute_logits(hidden[-1:])[0]
+        return self._logits[key]
+
+    # -- where it ends --------------------------------------------------------------------------
+    def _ends(
+        self, prompt_ids: Sequence[int], output: Sequence[int], params: SamplingParams, eos: Collection[int]
+    ) -> _Finish | None:
+        """By a token or by the length."""
+        if len(output) >= params.min_tokens:
+            if output[-1] in params.stop_token_ids:
+                return _Finish(reason="stop", stop=output[-1], by_token=True)
+            if output[-1] in eos:
+                return _Finish(reason="stop", by_token=True)
+        full = len(prompt_ids) + len(output) >= self._longest
+        return _Finish(reason="length") if full or len(output) == params.max_tokens else None
+
+    def _read(
+        self,
+        prompt_ids: Sequence[int],
+        output: Sequence[int],
+        params: SamplingParams,
+        before: str,
+        finish: _Finish | None,
+    ) -> tuple[str, _Finish | None]:
+        """The text of ``output``, and how it ends if a stop string has come; ``before``: the text so far."""
+        if finish and finish.by_token and not params.include_stop_str_in_output:
+            return self._text(prompt_ids, output[:-1], params), finish
+        text = self._text(prompt_ids, output, params)
+        if finish is None and text.endswith(_REPLACEMENT):
+            return before, None  # a character that may still be completed
+        if len(output) <= params.min_tokens:
+            return text, finish
+        found = [
+            (start, stop)
+            for stop in params.stop
+            if (start := text.find(stop, max(0, len(before) - len(stop) + 1))) >= 0
+        ]
+        if not found:
+            return text, finish
+        start, stop = min(found, key=lambda place: place[0])
+        end = start + len(stop) if params.include_stop_str_in_output else start
+        return text[:end], _Finish(reason="stop", stop=stop)
+
+    # -- text -----------------------------------------------------------------------------------
+    def _text(self, prompt_ids: Sequence[int], output: Sequence[int], params: SamplingParams) -> str:
+        """What ``output`` adds to the text of the prompt."""
+        if self._tokenizer is None or not params.detokenize:
+            return ""
+        prompt, whole = self._decode(prompt_ids, params), self._decode([*prompt_ids, *output], params)
+        return whole[len(prompt) :]
+
+    def _decode(self, ids: Sequence[int], params: SamplingParams) -> str:
+        pieces: list[list[int]] = [[]]
+        special = set(self._tokenizer.all_special_ids)
+        apart = not (params.spaces_between_special_tokens or params.skip_special_tokens)
+        for token in ids:
+            if apart and token in special and pieces[-1] and pieces[-1][-1] in special:
+                pieces.append([])
+            pieces[-1].append(token)
+        skip = params.skip_special_tokens
+        return "".join(self._tokenizer.decode(piece, skip_special_tokens=skip) for piece in pieces)
+
+    def _forms(self, words: Sequence[str]) -> list[list[int]]:
+        """Token ids of each word as it stands and behind a space."""
+        spellings = [spelling for word in words for spelling in (word.lstrip(), " " + word.lstrip())]
+        return [self._tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings]
+
+    # -- log-probabilities ----------------------------------------------------------------------
+    @torch.inference_mode()
+    def _prompt(self, prompt_ids: Sequence[int], num: int) -> list[TokenLogprobs | None]:
+        hidden, _ = dense_forward(self._model, prompt_ids)
+        rows = self._model.compute_logits(hidden[:-1])
+        scores = (self._scores(row, token, num) for row, token in zip(rows, prompt_ids[1:], strict=True))
+        return [None, *scores]
+
+    def _scores(self, logits: torch.Tensor, chosen: int, num: int) -> TokenLogprobs:
+        """Of ``chosen`` and of the ``num`` likeliest (-1: all), from untransformed ``logits`` ``[V]``."""
+        values = logits.double().log_softmax(-1).tolist()
+        # Equal logits share a rank; the lowest id comes first.
+        ranked = sorted(range(len(values)), key=lambda token: (-values[token], token))
+        tokens = dict.fromkeys([chosen, *ranked[: len(values) if num < 0 else num]])
+        ordered = sorted(values, reverse=True)
+        return {
+            token: Logprob(
+                values[token],
+                1 + ordered.index(values[token]),
+                None if self._tokenizer is None else self._tokenizer.decode([token]),
+            )
+            for token in tokens
+        }
 
 
-# -- decoding --------------------------------------------------------------------------------------
-@torch.inference_mode()
 def reference_decode(
     model: Decoder,
     prompt_ids: Sequence[int],
@@ -110,199 +282,7 @@ def reference_decode(
         max_model_len: most tokens, prompt included; None: the model's.
 
     Raises:
-        ValueError: ``params`` has stop strings, which want a tokenizer.
+        ValueError: ``params`` has stop strings or bad words, which want a tokenizer.
     """
-    if params.stop:
-        raise ValueError(f"reference_decode knows no text, so no stop strings; got {params.stop!r}")
-    stops = () if params.ignore_eos else tuple(eos_ids)
-    limit = max_model_len or model.max_model_len
-    if params.max_tokens is not None:
-        limit = min(limit, len(prompt_ids) + params.max_tokens)
-    ids, history = list(prompt_ids), TokenHistory(prompt_ids)
-    while len(ids) < limit:
-        hidden, _ = dense_forward(model, ids)
-        row = SampleRow(
-            params=params,
-            seed=seed,
-            index=index,
-            position=len(ids),
-            num_output=len(ids) - len(prompt_ids),
-            history=history,
-            stop_ids=stops,
-        )
-        batch = SamplingBatch.build([row], model.config.vocab_size, model.device)
-        token = int(draw(model.compute_logits(hidden[-1:]), batch))
-        ids.append(token)
-        history.extend([token])
-        enough = len(ids) - len(prompt_ids) >= params.min_tokens
-        if enough and (token in stops or token in params.stop_token_ids):
-            break
-    return ids[len(prompt_ids) :]
-
-
-# -- drafting --------------------------------------------------------------------------------------
-@attrs.frozen(kw_only=True)
-class DenseStep:
-    """One row whose whole history is fed in one go, and what it may draft."""
-
-    history: Sequence[int]
-    prompt_len: int
-    params: SamplingParams
-    budget: int
-    room: int
-    seed: int = 0
-    index: int = 0
-    eos: tuple[int, ...] = ()  #: ids that end the request, beside its ``stop_token_ids``; for ``min_tokens``
-
-
-class DenseSource:
-    """Implements :class:`~specdecode.contract.StepSource` for a :class:`DenseStep`."""
-
-    def __init__(
-        self,
-        step: DenseStep,
-        request_id: str,
-        needs: Needs,
-        rows: Sequence[DenseRow],
-        taps: dict[Tap, torch.Tensor],
-        model: Decoder,
-    ) -> None:
-        self._step = step
-        self._needs = needs
-        self._kv_rows = rows
-        self._taps = taps
-        self._model = model
-        # Draft layers without taps have an entry 0; those with taps begin at 1.
-        self._start = 0 if not needs.taps or any(spec.first == 0 for spec in needs.kv) else 1
-        self._values = self._arrays(request_id)
-
-    def _arrays(self, request_id: str) -> dict[str, Any]:
-        step, start = self._step, self._start
-        length = len(step.history)
-        return {
-            "request_ids": [request_id],
-            "params": [step.params],
-            "history": [list(step.history)],
-            "allowed": None,
-            "committed_len": np.array([length]),
-            "last_token": np.array([step.history[-1]]),
-            "budget": np.array([step.budget]),
-            "room": np.array([step.room]),
-            "ids": np.array(step.history[start:], np.int64),
-            "positions": np.arange(start, length),
-            "rows": np.zeros(length - start, np.int64),
-            "last": np.array([length - start - 1]),
-        }
-
-    def rows(self, name: str, place: Place) -> Any:
-        value = self._values[name]
-        if place is Place.HOST or not isinstance(value, np.ndarray):
-            return value
-        return torch.from_numpy(value).to(self._model.device)
-
-    def own_len(self, kv: range, place: Place) -> Any:
-        return np.zeros(1, np.int64) if place is Place.HOST else self._tensor([0])
-
-    def taps(self, taps: tuple[Tap, ...]) -> tuple[Any, ...]:
-        return tuple(self._taps[tap][self._start :] for tap in taps)
-
-    def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> AttentionMetadata:
-        spec: KVSpec = self._needs.kv[kv]
-        more = None if extra is None else self._tensor(extra)
-        return self._kv_rows[kv].metadata(self._tensor(slots), self._tensor(base), more, spec.first)
-
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
-        step, history = self._step, TokenHistory(self._step.history[: self._step.prompt_len])
-        history.extend(step.history[step.prompt_len :])
-        draws = [
-            SampleRow(
-                params=step.params,
-                seed=step.seed,
-                index=step.index,
-                position=position,
-                num_output=position - step.prompt_len,
-                history=history,
-                stop_ids=step.eos,
-            )
-            for position in self._tensor(positions).tolist()
-        ]
-        return rank(logits, SamplingBatch.build(draws, logits.shape[-1], logits.device), k)
-
-    def drafts(self, needs: Needs) -> Drafts:
-        return make_drafts(needs, 1, self._model.config.vocab_size, self._model.device)
-
-    def limit(self, name: str, value: Any, bound: int, place: Place) -> Any:
-        if place is Place.HOST:
-            return np.minimum(value.cpu().numpy() if isinstance(value, torch.Tensor) else value, bound)
-        return self._tensor(value).clamp(max=bound)
-
-    def _tensor(self, value: Any) -> torch.Tensor:
-        return torch.as_tensor(value, dtype=torch.int64, device=self._model.device)
-
-
-class StatelessDrafter:
-    """What a method drafts for a history it sees for the first time, fed densely with true hidden states."""
-
-    def __init__(
-        self,
-        model: Decoder,
-        target: TargetInfo,
-        speculative_config: Any,
-        *,
-        manager: PluginManager | None = None,
-    ) -> None:
-        prepared = prepare(manager or default_manager(), speculative_config, target)
-        self.needs = prepared.needs
-        self._model = model
-        self._proposer = prepared.build(max_num_seqs=1)
-        parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
-        modules = {name: parts[name] for name in self.needs.modules}
-        self._proposer.load(LoadedTarget(target, model.device, model.dtype, modules))
-        slots = target.max_model_len + 1 + self.needs.reserve
-        self._rows = [
-            DenseRow([(spec.heads, spec.k_dim, spec.v_dim)] * spec.layers, slots, model)
-            for spec in self.needs.kv
-        ]
-        self._proposer.bind(
-            Resources(
-                kv=[row.caches for row in self._rows],
-                block_size=slots,
-                max_num_seqs=1,
-                max_model_len=target.max_model_len,
-            )
-        )
-        self._names = (f"stateless-{number}" for number in itertools.count())
-
-    @torch.inference_mode()
-    def drafts(self, step: DenseStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids and parents, at most ``step.budget`` of them."""
-        name = next(self._names)
-        for row in self._rows:
-            row.clear()
-        request = RequestInfo(
-            id=name,
-            namespace="",
-            token_ids=tuple(step.history),
-            prompt_len=step.prompt_len,
-            params=step.params,
-            resumed=False,
-        )
-        source = DenseSource(
-            step, name, self.needs, self._rows, self._shifted_taps(step.history), self._model
-        )
-        out = source.drafts(self.needs)
-        self._proposer.on_add(request)
-        self._proposer.propose(StepView(self.needs, source), out)
-        self._proposer.on_finish(name, "stop")
-        count = max(0, min(int(out.lens[0]), step.budget))
-        return tuple(out.ids[0, :count].tolist()), tuple(out.parents[0, :count].tolist())
-
-    def _shifted_taps(self, history: Sequence[int]) -> dict[Tap, torch.Tensor]:
-        """For each position the hidden states of the one before, zeros for position 0."""
-        if not self.needs.taps:
-            return {}
-        _, tapped = dense_forward(self._model, history[:-1], self.needs.taps)
-        zero = torch.zeros(
-            1, self._model.config.hidden_size, dtype=self._model.dtype, device=self._model.device
-        )
-        return {tap: torch.cat((zero, hidden)) for tap, hidden in zip(self.needs.taps, tapped, strict=True)}
+    decoder = ReferenceDecoder(model, eos_ids=eos_ids, max_model_len=max_model_len)
+    return list(decoder.completion(prompt_ids, params, seed, index).token_ids)

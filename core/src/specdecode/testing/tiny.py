@@ -2,13 +2,14 @@
 
 Random weights at a model's usual scale give almost flat logits, so the output layer is scaled up;
 and with ``zero_outputs`` attention and MLP add nothing, so that the law of the next token depends
-on the last token alone and is known exactly (such a model cannot see a corrupted KV cache).
+on the last token alone and is known exactly (such a model cannot see a corrupted KV cache):
+:func:`table_checkpoint` writes one with a law of the test's choice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,79 @@ def tiny_checkpoint(
     _save(path, tensors, shards)
     _tokenizer(vocab_size, config.max_position_embeddings).save_pretrained(path)
     return path
+
+
+def table_checkpoint(
+    path: str | Path, logits: torch.Tensor | None = None, *, vocab_size: int = 300, **changes: Any
+) -> Path:
+    """Write a checkpoint whose next token depends on the last one alone, by a known law.
+
+    ``o_proj`` and ``down_proj`` are zero. Such a model has no working attention: it cannot see a
+    corrupted KV cache.
+
+    Args:
+        path: directory, made if it is not there.
+        logits: ``[vocab, vocab]`` float: row ``i`` becomes, to float32's rounding, the logits behind
+            token ``i``; its size is the vocabulary's. None: random weights, whose law
+            :func:`table_logits` tells. :func:`favour` makes one.
+        vocab_size: without ``logits``.
+        changes: further arguments of :func:`tiny_checkpoint`.
+
+    Returns:
+        ``path``.
+    """
+    if logits is None:
+        return tiny_checkpoint(path, vocab_size=vocab_size, zero_outputs=True, **changes)
+    size = len(logits)
+    if logits.shape != (size, size):
+        raise ValueError(f"logits must be [vocab, vocab], got {tuple(logits.shape)}")
+    hidden = -(-size // 16) * 16  # an even size for each of 4 heads
+    path = tiny_checkpoint(
+        path,
+        vocab_size=size,
+        zero_outputs=True,
+        tie=False,
+        hidden_size=hidden,
+        intermediate_size=16,
+        **changes,
+    )
+    tensors = _load(path)
+    # Token i is a unit vector times sqrt(hidden), so of RMS 1: the norms with weight 1 leave it as it is.
+    tensors["model.embed_tokens.weight"] = torch.eye(size, hidden) * hidden**0.5
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    head = torch.zeros(size, hidden)
+    head[:, :size] = logits.float().T / hidden**0.5
+    tensors["lm_head.weight"] = head
+    _save(path, tensors, shards=1)
+    return path
+
+
+@torch.inference_mode()
+def table_logits(path: str | Path) -> torch.Tensor:
+    """``[vocab, vocab]`` float32: row ``i`` holds the logits behind token ``i`` of a table checkpoint."""
+    path = Path(path)
+    config, tensors = json.loads((path / "config.json").read_text("utf-8")), _load(path)
+    outputs = [w for name, w in tensors.items() if name.endswith(("o_proj.weight", "down_proj.weight"))]
+    if any(bool(weight.any()) for weight in outputs):
+        raise ValueError(f"{path} is no table checkpoint: its layers add to the residual stream")
+    embed = tensors["model.embed_tokens.weight"].float()
+    rms = (embed.square().mean(-1, keepdim=True) + config["rms_norm_eps"]).sqrt()
+    head = tensors.get("lm_head.weight", embed).float()
+    return (embed / rms * tensors["model.norm.weight"].float()) @ head.T
+
+
+def favour(
+    following: Mapping[int, int], *, vocab_size: int = 300, strength: float = 12.0, seed: int = 0
+) -> torch.Tensor:
+    """``[vocab, vocab]`` random logits in which ``following[i]`` leads row ``i`` by ``strength``.
+
+    ``{10: 11, 11: 12, 12: 10}`` loops over three tokens once it has met one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(vocab_size, vocab_size, generator=generator)
+    for token, favourite in following.items():
+        logits[token, favourite] = logits[token].max() + strength
+    return logits
 
 
 def _config(family: str, *, vocab_size: int, tie: bool | None, overrides: dict[str, Any]) -> Any:
@@ -176,6 +250,16 @@ def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
     _write_json(
         path / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map}
     )
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {
+        name: tensor
+        for file in sorted(path.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
 
 
 def _tokenizer(vocab_size: int, max_length: int) -> Any:

@@ -2,11 +2,27 @@
 
 from specdecode.contract import Unsupported
 
-from .base import Rule, Verdict
+from .base import Rule, Verdict, Weigh, Weighed, WeighedDrafts, residual
+from .block import block
 from .invariant import walk
+from .standard import standard
 
-#: Name in ``rejection_sample_method`` -> rule.
-RULES: dict[str, Rule] = {"invariant": walk}
+#: The rules that are built, by their name in ``rejection_sample_method``.
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(name="invariant", compare=walk),
+        Rule(name="standard", compare=walk, weigh=standard, weigh_in_order=standard),
+        Rule(
+            name="block",
+            compare=walk,
+            weigh=block,
+            weigh_in_order=standard,
+            trees=False,
+            keyed_by_base=True,
+        ),
+    )
+}
 
 
 def rule(name: str) -> Rule:
@@ -23,4 +39,16 @@ def rule(name: str) -> Rule:
     return RULES[name]
 
 
-__all__ = ["RULES", "Rule", "Verdict", "rule", "walk"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "Verdict",
+    "Weigh",
+    "Weighed",
+    "WeighedDrafts",
+    "block",
+    "residual",
+    "rule",
+    "standard",
+    "walk",
+]

@@ -33,3 +33,10 @@ class AttentionMetadata:
     first: int = 0
     extra: torch.Tensor | None = None  #: ``[T, E]`` int64 logical slots, -1 where unused
     plans: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Lay the indices out one behind the other: kernels read them by their addresses."""
+        for name in ("rows", "positions", "write_slots", "base", "block_table"):
+            setattr(self, name, getattr(self, name).contiguous())
+        if self.extra is not None:
+            self.extra = self.extra.contiguous()

@@ -20,6 +20,7 @@ def write_kv(
     slots: torch.Tensor,
 ) -> None:
     size = key.element_size()
+    slots = slots.contiguous()
     library().specdec_write_kv(  # type: ignore[union-attr]  # `takes` asked for it
         key.data_ptr(),
         value.data_ptr(),

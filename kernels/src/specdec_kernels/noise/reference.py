@@ -57,7 +57,7 @@ def gumbel(
     position: torch.Tensor,
     token_ids: torch.Tensor | int,
     *,
-    stream: int = 0,
+    stream: torch.Tensor | int = 0,
 ) -> torch.Tensor:
     """Standard Gumbel noise of each (seed, completion index, position, token id).
 
@@ -72,12 +72,14 @@ def gumbel(
         index, position: ``[R]`` int64, ``0..2**32-1``.
         token_ids: a vocabulary size ``V`` for all of its ids, ``[V]`` int64 for the same ids in
             each row, or ``[R, K]`` int64.
-        stream: separates draws that must be independent of each other, ``0..2**32-1``.
+        stream: separates draws that must be independent of each other, ``0..2**32-1``; an int64
+            ``[R]``, or one for all rows.
 
     Returns:
         ``[R, V]`` or ``[R, K]`` float32 on the device of ``seed``; a value is the same on all
         devices up to the rounding of the logarithm.
     """
+    stream = torch.as_tensor(stream, device=seed.device).expand_as(seed)
     columns = token_ids if isinstance(token_ids, int) else token_ids.shape[-1]
     blocks = -(-columns // 4) if isinstance(token_ids, int) else columns
     chunk = _CPU_CHUNK if seed.device.type == "cpu" else _DEVICE_CHUNK
@@ -88,8 +90,25 @@ def gumbel(
     for start in range(0, seed.shape[0], step):
         rows = slice(start, start + step)
         ids = token_ids[rows] if isinstance(token_ids, torch.Tensor) and token_ids.dim() == 2 else token_ids
-        noise[rows] = _gumbel(seed[rows], index[rows], position[rows], ids, stream)
+        noise[rows] = _gumbel(seed[rows], index[rows], position[rows], ids, stream[rows])
     return noise
+
+
+def uniform(
+    seed: torch.Tensor,
+    index: torch.Tensor,
+    position: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    stream: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """The uniform number that :func:`gumbel` makes its noise of, for ``token_ids`` ``[R, K]`` int64.
+
+    Returns:
+        ``[R, K]`` float32, never 0 and never 1.
+    """
+    stream = torch.as_tensor(stream, device=seed.device).expand_as(seed)
+    return _to_uniform(_words(seed, index, position, token_ids, stream))
 
 
 def _gumbel(
@@ -97,25 +116,40 @@ def _gumbel(
     index: torch.Tensor,
     position: torch.Tensor,
     token_ids: torch.Tensor | int,
-    stream: int,
+    stream: torch.Tensor,
 ) -> torch.Tensor:
+    return _to_gumbel(_words(seed, index, position, token_ids, stream))
+
+
+def _words(
+    seed: torch.Tensor,
+    index: torch.Tensor,
+    position: torch.Tensor,
+    token_ids: torch.Tensor | int,
+    stream: torch.Tensor,
+) -> torch.Tensor:
+    """The random word of each token, as a float32 of its own."""
     if isinstance(token_ids, int):
         blocks = torch.arange(-(-token_ids // 4), device=seed.device)
     else:
         blocks = token_ids >> 2
     words = philox4x32(
-        (blocks, position[:, None], index[:, None], torch.full_like(position, stream)[:, None]),
+        (blocks, position[:, None], index[:, None], stream[:, None]),
         ((seed & _WORD)[:, None], (seed >> 32 & _WORD)[:, None]),
     )
     if isinstance(token_ids, int):
-        return _to_gumbel(torch.stack([word.float() for word in words], dim=-1).flatten(1))[:, :token_ids]
+        return torch.stack([word.float() for word in words], dim=-1).flatten(1)[:, :token_ids]
     lane = token_ids & 3
     low = torch.where(lane == 0, words[0], words[1])
     high = torch.where(lane == 2, words[2], words[3])
-    return _to_gumbel(torch.where(lane < 2, low, high).float())
+    return torch.where(lane < 2, low, high).float()
+
+
+def _to_uniform(word: torch.Tensor) -> torch.Tensor:
+    """Turn float32 words into numbers between 0 and 1, in place."""
+    return word.add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
 
 
 def _to_gumbel(word: torch.Tensor) -> torch.Tensor:
     """Turn float32 words into Gumbel noise, in place."""
-    uniform = word.add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    return _to_uniform(word).neg_().log1p_().neg_().log_().neg_()

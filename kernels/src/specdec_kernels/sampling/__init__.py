@@ -7,6 +7,7 @@ result never depends on the other rows, to the bit.
 from .reference import (
     add_bias,
     ban_tokens,
+    keep_bits,
     keep_min_p,
     keep_tokens,
     keep_top_k,
@@ -21,6 +22,7 @@ from .reference import (
 __all__ = [
     "add_bias",
     "ban_tokens",
+    "keep_bits",
     "keep_min_p",
     "keep_tokens",
     "keep_top_k",

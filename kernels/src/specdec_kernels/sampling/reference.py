@@ -30,6 +30,19 @@ def keep_tokens(
     logits[entry_rows, ids] = kept
 
 
+def keep_bits(logits: torch.Tensor, rows: torch.Tensor | None, bits: torch.Tensor) -> None:
+    """Exclude the tokens whose bit is 0: token ``t`` is bit ``t % 8`` of byte ``t // 8``.
+
+    ``bits``: ``[N, ceil(V / 8)]`` uint8.
+    """
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    excluded = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]] == 0
+    if rows is None:
+        logits.masked_fill_(excluded, _OUT)
+    else:
+        logits[rows] = logits[rows].masked_fill_(excluded, _OUT)
+
+
 def ban_tokens(logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     """Exclude the entries ``(rows, ids)``, both ``[N]`` int64; rows may repeat."""
     logits[rows, ids] = _OUT
@@ -128,14 +141,14 @@ def perturb(
     position: torch.Tensor,
     *,
     best: int = 1,
-    stream: int = 0,
+    stream: torch.Tensor | int = 0,
 ) -> torch.Tensor:
     """Logits plus Gumbel noise: the largest is a draw from ``softmax(logits)``, the ``best`` largest
     are that many draws without replacement (Kool, van Hoof and Welling, arXiv 1903.06059).
 
     Args:
         logits: ``[R, V]`` float32, left as it is.
-        seed, index, position: ``[R]`` int64, the key of each row's noise; see
+        seed, index, position, stream: ``[R]`` int64, the key of each row's noise; see
             :func:`specdec_kernels.noise.gumbel`.
         best: how many of the largest results of each row will be looked at. What cannot be among
             them may come back as -inf.
@@ -154,7 +167,9 @@ def perturb(
         rows, ids = able.nonzero(as_tuple=True)
         if 4 * len(rows) < logits.numel():  # one id of its own costs as much as four in a run
             scores = torch.full_like(logits, _OUT)
-            noise = gumbel(seed[rows], index[rows], position[rows], ids[:, None], stream=stream)
+            key = seed[rows], index[rows], position[rows]
+            streams = stream[rows] if isinstance(stream, torch.Tensor) else stream
+            noise = gumbel(*key, ids[:, None], stream=streams)
             scores[rows, ids] = logits[rows, ids] + noise[:, 0]
             return scores
     return logits + gumbel(seed, index, position, size, stream=stream)

@@ -67,7 +67,8 @@ class CascadeProposer(Proposer):
     def propose(self, step: StepView, out: Drafts) -> None:
         left = step.budget
         left = left.copy() if isinstance(left, np.ndarray) else left.clone()
-        mine = {name: torch.as_tensor(getattr(out, name)) for name in ("ids", "lens", "parents", "score")}
+        names = ("ids", "lens", "parents", "score") + (() if out.probs is None else ("probs",))
+        mine = {name: torch.as_tensor(getattr(out, name)) for name in names}
         for index, child in enumerate(self._children):
             view, drafts = step.for_child(index, left)
             child.propose(view, drafts)
@@ -75,8 +76,6 @@ class CascadeProposer(Proposer):
             wins = (mine["lens"] == 0) & (theirs["lens"] > 0)
             width = theirs["ids"].shape[1]
             for name, buffer in mine.items():
-                if buffer.dim() == 1:
-                    buffer.copy_(torch.where(wins, theirs[name], buffer))
-                else:
-                    buffer[:, :width] = torch.where(wins[:, None], theirs[name], buffer[:, :width])
+                own = buffer if buffer.dim() == 1 else buffer[:, :width]
+                own.copy_(torch.where(wins.view(-1, *[1] * (buffer.dim() - 1)), theirs[name], own))
             torch.as_tensor(left)[wins.to(torch.as_tensor(left).device)] = 0

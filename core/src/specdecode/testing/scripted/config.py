@@ -65,6 +65,35 @@ class FaultyConfig(ScriptFields):
 
 
 @attrs.frozen(kw_only=True)
+class WrongConfig(ScriptFields):
+    fault: Literal[
+        "waits",
+        "rebinds-buffers",
+        "keeps-buffers",
+        "writes-into-view",
+        "exceeds-budget",
+        "bends-chain",
+        "reads-undeclared",
+        "reaches-around",
+        "declares-taps",
+        "leaks-on-abort",
+        "leaks-unasked",
+        "refuses-resumption",
+        "forgets-preempted",
+        "closes-once",
+        "tells-nan",
+        "peeks-at-neighbours",
+        "remembers",
+        "remembers-namespaces",
+        "spoils-target",
+        "takes-offence",
+        "takes-revenge",
+        "stale-entries",
+        "loses-its-place",
+    ] = option("how it breaks the contract")
+
+
+@attrs.frozen(kw_only=True)
 class FlakyConfig:
     inner: Mapping[str, Any] = option("speculative_config of the proposer that fails now and then")
     every: int = option("which of its calls fail: every n-th", default=4, validator=within(1))
@@ -176,6 +205,36 @@ class MedusaConfig:
     @property
     def topology(self) -> Topology:
         return Topology.from_paths(self.tree)
+
+
+@attrs.frozen(kw_only=True)
+class SamplerConfig(LengthFields):
+    """A chain by default; ``tree`` gives a fixed topology."""
+
+    tree: tuple[tuple[int, ...], ...] = option(
+        "fixed topology: the ranks from the root to each node", default=()
+    )
+    siblings: Literal["without-replacement", "independent"] = option(
+        "how the children of a node are drawn", default="without-replacement"
+    )
+    near: float = option("how much of the target's logits its own hold", default=0.5)
+    spread: float = option("size of the random part of its logits", default=1.0)
+    seed: int = option("which random part", default=5)
+    tells: Literal["law", "nothing"] = option("whether it gives its probabilities", default="law")
+    lie: Literal["argmax", "zero", "sum", "negative", "nan"] | None = option(
+        "how its probabilities break the contract: they are of a draw, and it gives the likeliest; or those "
+        "of its last node are no law, or exclude the draft",
+        default=None,
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.tree and len(self.tree) != self.num_speculative_tokens:
+            raise ValueError(f"num_speculative_tokens must be the tree's {len(self.tree)} nodes")
+
+    @property
+    def topology(self) -> Topology:
+        chain = [(0,) * depth for depth in range(1, self.num_speculative_tokens + 1)]
+        return Topology.from_paths(self.tree or chain)
 
 
 @attrs.frozen(kw_only=True)

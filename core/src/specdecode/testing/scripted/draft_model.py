@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class DraftModelProposer(Proposer):
     """A decoder fed with the committed tokens, then with its own, one level a forward.
 
-    It draws with the target's noise, so a copy of the target is always right. All rows are drafted
+    It draws with the target's noise, so a copy of the target is always right; under a rule that weighs
+    probabilities it tells them, so that a copy is always accepted. All rows are drafted
     for, those without a budget too: nothing here waits for the device.
     """
 
@@ -47,8 +48,11 @@ class DraftModelProposer(Proposer):
         committed = step.committed_len
         rows = torch.arange(len(committed), device=committed.device)
         for level in range(self._num_drafts):
-            ids, _ = step.sample(self._decoder.compute_logits(hidden), rows, committed + level)
+            logits = self._decoder.compute_logits(hidden)
+            ids, _ = step.sample(logits, rows, committed + level)
             out.ids[:, level] = ids[:, 0]
+            if out.probs is not None:
+                out.probs[:, level] = step.probs(logits, rows, committed + level, ids)[:, 0]
             if level + 1 < self._num_drafts:
                 hidden = self._forward(step, ids[:, 0], committed + level, rows, committed + level)
         out.lens[:] = torch.minimum(step.budget, step.room)

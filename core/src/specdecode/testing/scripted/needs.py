@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from ...contract import (
@@ -10,9 +12,11 @@ from ...contract import (
     LM_HEAD,
     KVSpec,
     LengthFields,
+    Memory,
     Needs,
     Place,
     PlanContext,
+    Probs,
     Ranks,
     Shape,
     Tap,
@@ -29,8 +33,10 @@ from .config import (
     MedusaConfig,
     OracleTreeConfig,
     RecorderConfig,
+    SamplerConfig,
     SelfDraftConfig,
     SmallDraftConfig,
+    WrongConfig,
 )
 
 
@@ -52,12 +58,31 @@ def faulty(config: FaultyConfig, ctx: PlanContext) -> Needs:
     return Needs(width=count, depth=count, shape=Shape.TREE, tokens=Tokens.HISTORY, place=place)
 
 
+def wrong(config: WrongConfig, ctx: PlanContext) -> Needs:
+    """An oracle's or a draft model's, but for what the fault wants."""
+    if config.fault in ("stale-entries", "loses-its-place"):
+        return _draft_model(config, _target_kv(ctx.target, layers=ctx.target.num_layers), ctx)
+    return attrs.evolve(chain(config, ctx), **_WRONG.get(config.fault, {}))
+
+
+#: Fault -> what its proposer declares otherwise than an oracle.
+_WRONG: dict[str, dict[str, Any]] = {
+    "waits": {"place": Place.DEVICE},
+    "reads-undeclared": {"tokens": Tokens.NEW},
+    "reaches-around": {"tokens": Tokens.NEW},
+    "declares-taps": {"taps": (FINAL,)},
+    "remembers-namespaces": {"memory": Memory.NAMESPACE},
+    "spoils-target": {"modules": frozenset({EMBED})},
+    "takes-revenge": {"modules": frozenset({EMBED})},
+}
+
+
 def flaky(config: FlakyConfig, ctx: PlanContext) -> Needs:
     return wrapping.union_of([config.inner], ctx)
 
 
 def self_draft(config: SelfDraftConfig, ctx: PlanContext) -> Needs:
-    return _draft_model(config, _target_kv(ctx.target, layers=config.layers or ctx.target.num_layers))
+    return _draft_model(config, _target_kv(ctx.target, layers=config.layers or ctx.target.num_layers), ctx)
 
 
 def small_draft(config: SmallDraftConfig, ctx: PlanContext) -> Needs:
@@ -67,7 +92,7 @@ def small_draft(config: SmallDraftConfig, ctx: PlanContext) -> Needs:
     dim = draft.get("head_dim") or draft["hidden_size"] // heads
     kv_heads = draft.get("num_key_value_heads") or heads
     return _draft_model(
-        config, KVSpec(layers=draft["num_hidden_layers"], heads=kv_heads, k_dim=dim, v_dim=dim)
+        config, KVSpec(layers=draft["num_hidden_layers"], heads=kv_heads, k_dim=dim, v_dim=dim), ctx
     )
 
 
@@ -97,6 +122,17 @@ def medusa(config: MedusaConfig, ctx: PlanContext) -> Needs:
     )
 
 
+def sampler(config: SamplerConfig, ctx: PlanContext) -> Needs:
+    return Needs(
+        width=len(config.topology),
+        depth=config.topology.depth,
+        shape=Shape.TREE if config.tree else Shape.CHAIN,
+        probs=Probs.FULL if config.tells == "law" else Probs.NONE,
+        place=Place.DEVICE,
+        ranks=Ranks.ALL,
+    )
+
+
 def cascade(config: CascadeConfig, ctx: PlanContext) -> Needs:
     return wrapping.union_of(config.children, ctx)
 
@@ -106,9 +142,9 @@ def recorder(config: RecorderConfig, ctx: PlanContext) -> Needs:
     return attrs.evolve(wrapping.union_of([config.inner], ctx), tokens=Tokens.HISTORY)
 
 
-def _draft_model(config: LengthFields, kv: KVSpec) -> Needs:
+def _draft_model(config: LengthFields, kv: KVSpec, ctx: PlanContext) -> Needs:
     count = config.num_speculative_tokens
-    return Needs(width=count, depth=count, place=Place.DEVICE, ranks=Ranks.ALL, kv=(kv,))
+    return Needs(width=count, depth=count, place=Place.DEVICE, ranks=Ranks.ALL, kv=(kv,), probs=ctx.probs)
 
 
 def _target_kv(target: TargetInfo, *, layers: int, first: int = 0, slots: int = 0) -> KVSpec:

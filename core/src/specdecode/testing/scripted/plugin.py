@@ -68,6 +68,12 @@ def _medusa(config: configs.MedusaConfig, ctx: BuildContext) -> Proposer:
     return MedusaProposer(config)
 
 
+def _sampler(config: configs.SamplerConfig, ctx: BuildContext) -> Proposer:
+    from .sampler import SamplerProposer
+
+    return SamplerProposer(config, ctx.target.path)
+
+
 def _cascade(config: configs.CascadeConfig, ctx: BuildContext) -> Proposer:
     from .cascade import CascadeProposer
 
@@ -78,6 +84,12 @@ def _faulty(config: configs.FaultyConfig, ctx: BuildContext) -> Proposer:
     from .faulty import FaultyProposer
 
     return FaultyProposer(config, ctx.target.vocab_size)
+
+
+def _wrong(config: configs.WrongConfig, ctx: BuildContext) -> Proposer:
+    from .wrong import build
+
+    return build(config, ctx.target.path)
 
 
 def _flaky(config: configs.FlakyConfig, ctx: BuildContext) -> Proposer:
@@ -111,8 +123,16 @@ _METHODS: tuple[tuple[str, str, type, NeedsOf, Build], ...] = (
     ("small-draft", "a draft checkpoint", configs.SmallDraftConfig, needs.small_draft, _small_draft),
     ("eagle", "an EAGLE-like head with a layer of its own", configs.EagleConfig, needs.eagle, _eagle),
     ("medusa", "Medusa-like heads on a fixed tree", configs.MedusaConfig, needs.medusa, _medusa),
+    ("sampler", "draws from a law and tells it", configs.SamplerConfig, needs.sampler, _sampler),
     ("cascade", "the first child that drafts wins", configs.CascadeConfig, needs.cascade, _cascade),
     ("faulty", "an oracle that breaks the contract", configs.FaultyConfig, needs.faulty, _faulty),
+    (
+        "wrong",
+        "an oracle or draft model that breaks an unseen promise",
+        configs.WrongConfig,
+        needs.wrong,
+        _wrong,
+    ),
     ("flaky", "another proposer that raises now and then", configs.FlakyConfig, needs.flaky, _flaky),
     ("recorder", "another proposer, written down", configs.RecorderConfig, needs.recorder, _recorder),
 )

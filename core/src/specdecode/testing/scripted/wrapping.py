@@ -60,6 +60,8 @@ class WrappingProposer(Proposer):
             (out.parents, drafts.parents),
         ):
             buffer[:] = drafted
+        if out.probs is not None:
+            out.probs[:] = drafts.probs
 
     def metrics(self) -> Mapping[str, float]:
         return self.inner.metrics()

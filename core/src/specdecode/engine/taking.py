@@ -1,0 +1,114 @@
+"""Takes the drafts out of a proposer's buffers, never trusting them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from ..contract import Drafts
+from .feed import FedRow
+from .request import RowDrafts
+
+#: How far the sum of a law may be from 1: what rounding in float32 gives, and more.
+SUM_TOLERANCE = 1e-4
+
+
+@attrs.frozen
+class _Taken:
+    """Nodes of one row that are in order: where they stand in the buffers, ids and parents."""
+
+    nodes: list[int] = attrs.Factory(list)
+    ids: list[int] = attrs.Factory(list)
+    parents: list[int] = attrs.Factory(list)
+
+
+def take_drafts(
+    drafts: Drafts, rows: Sequence[FedRow], vocab_size: int, *, chain: bool, weighed: bool
+) -> int:
+    """Set the drafts of each row's request, without those that break the contract.
+
+    A row is cut at its first id outside the vocabulary, at a parent that does not come before its child
+    (in a chain, that is not the node before), and, where probabilities are weighed, at a law that is
+    none or that the node's token cannot have come from. Nodes deeper than the row's room are left out.
+
+    Args:
+        chain: whether the proposer said that it drafts chains.
+        weighed: whether the rule of verification weighs its probabilities.
+
+    Returns:
+        How many drafts were dropped by fault.
+    """
+    lens, ids, parents = (_host(value) for value in (drafts.lens, drafts.ids, drafts.parents))
+    faults = 0
+    taken: list[_Taken] = []
+    for index, row in enumerate(rows):
+        claimed = max(0, int(lens[index]))
+        count = min(claimed, row.budget)
+        own, bad = _in_order(
+            ids[index, :count].tolist(), parents[index, :count].tolist(), row.room, vocab_size, chain
+        )
+        taken.append(own)
+        faults += bad + claimed - count
+    laws = _laws(drafts, rows, taken) if weighed else {}
+    for index, (row, own) in enumerate(zip(rows, taken, strict=True)):
+        probs, length = laws.get(index, (None, len(own.ids)))
+        faults += len(own.ids) - length
+        if length:
+            row.request.drafts = RowDrafts(tuple(own.ids[:length]), tuple(own.parents[:length]), probs)
+    return faults
+
+
+def _in_order(
+    ids: list[int], parents: list[int], room: int, vocab_size: int, chain: bool
+) -> tuple[_Taken, int]:
+    """The nodes of a row up to its first bad one, without those too deep; and how many were bad."""
+    taken = _Taken()
+    place = {-1: -1}
+    depth = {-1: 0}
+    for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+        ordered = parent == node - 1 if chain else -1 <= parent < node
+        if not (0 <= token < vocab_size and ordered):
+            return taken, len(ids) - node
+        depth[node] = depth[parent] + 1
+        if depth[node] <= room and parent in place:
+            place[node] = len(taken.nodes)
+            taken.nodes.append(node)
+            taken.ids.append(token)
+            taken.parents.append(place[parent])
+    return taken, 0
+
+
+def _laws(
+    drafts: Drafts, rows: Sequence[FedRow], taken: Sequence[_Taken]
+) -> dict[int, tuple[torch.Tensor, int]]:
+    """For each row with drafts that is sampled: the laws of its nodes, and how many of them hold good.
+
+    A greedy request keeps the drafts that are its target's best tokens, by whatever law they came.
+    """
+    sampled = [i for i, own in enumerate(taken) if own.ids and not rows[i].request.params.greedy]
+    if not sampled or drafts.probs is None:
+        return {}
+    buffer = torch.as_tensor(drafts.probs)
+    where = [index for index in sampled for _ in taken[index].nodes]
+    nodes = [node for index in sampled for node in taken[index].nodes]
+    tokens = torch.tensor([token for index in sampled for token in taken[index].ids], device=buffer.device)
+    laws = buffer[where, nodes]  # a copy: the proposer may go on writing
+    own = laws.gather(-1, tokens[:, None])[:, 0]
+    near = (laws.sum(dim=-1) - 1).abs() <= SUM_TOLERANCE
+    good = (near & (laws.amin(dim=-1) >= 0) & (own > 0)).tolist()  # NaN is neither
+    found: dict[int, tuple[torch.Tensor, int]] = {}
+    start = 0
+    for index in sampled:
+        end = start + len(taken[index].nodes)
+        length = next((i for i, fine in enumerate(good[start:end]) if not fine), end - start)
+        found[index] = laws[start : start + length], length
+        start = end
+    return found
+
+
+def _host(value: Any) -> np.ndarray:
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -1,0 +1,198 @@
+"""Engines of the kit: real ones, over the toy target, with a probe where the proposer was built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from ...api.args import EngineArgs
+from ...api.engine import LLMEngine
+from ...contract import BuildContext, Proposer
+from ...plugins import PluginManager, Provided
+from .asks import MAX_MODEL_LEN, Ask
+from .comparing import name_of
+from .probe import Interference, Log, Probe
+
+#: Steps after which a run counts as one that never ends.
+_MOST_STEPS = 2000
+
+
+class Target(Protocol):
+    """A checkpoint, and the device it is to work on."""
+
+    path: Path
+    device: str
+
+
+class ProbingManager:
+    """A plugin manager whose first resolved method is built inside a probe; for the rest it is ``manager``.
+
+    The probe stands where the proposer would, so that core acts on the method's own needs. Faults of
+    the plugin are never raised: the kit is to see what they cost.
+    """
+
+    strict = False
+
+    def __init__(self, manager: PluginManager, wrap: Callable[[Proposer, BuildContext], Proposer]) -> None:
+        self._manager = manager
+        self._wrap: Callable[[Proposer, BuildContext], Proposer] | None = wrap
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def resolve(self, method: str, *, field: str = "method") -> Provided:
+        provided = self._manager.resolve(method, field=field)
+        wrap, self._wrap = self._wrap, None  # children are left alone
+        if wrap is None:
+            return provided
+        build = provided.spec.build
+
+        def probed(config: Any, context: BuildContext) -> Proposer:
+            return wrap(build(config, context), context)
+
+        return attrs.evolve(provided, spec=attrs.evolve(provided.spec, build=probed))
+
+
+class Rig:
+    """One engine of the kit."""
+
+    def __init__(self, engine: LLMEngine, log: Log, probe: Probe | None) -> None:
+        self.engine = engine
+        self.log = log
+        self.probe = probe
+
+    @classmethod
+    def plain(cls, target: Target) -> Rig:
+        """Without speculation."""
+        return cls(LLMEngine(_args(target, {}, None)), Log(), None)
+
+    @classmethod
+    def probed(
+        cls,
+        target: Target,
+        speculative_config: Mapping[str, Any],
+        manager: PluginManager,
+        interference: Interference,
+        **engine: Any,
+    ) -> Rig:
+        """With the proposer that ``speculative_config`` names, inside a probe.
+
+        Args:
+            engine: arguments of the engine that differ from the kit's.
+        """
+        log = Log()
+        built: list[Probe] = []
+
+        def wrap(proposer: Proposer, context: BuildContext) -> Proposer:
+            built.append(Probe(proposer, context.needs, log, interference))
+            return built[-1]
+
+        made: Any = LLMEngine(
+            _args(target, engine, speculative_config),
+            ProbingManager(manager, wrap),  # type: ignore[arg-type]  # delegates all but two attributes
+        )
+        return cls(made, log, built[0])
+
+    # -- requests -------------------------------------------------------------------------------
+    def add(self, ask: Ask) -> None:
+        prompt: dict[str, Any] = {"prompt_token_ids": list(ask.prompt)}
+        if ask.namespace:
+            prompt["cache_salt"] = ask.namespace
+        self.engine.add_request(ask.key, prompt, ask.params)
+
+    def step(self) -> dict[str, list[int]]:
+        """One step; key -> output ids of the requests that finished in it."""
+        with quiet():
+            outputs = self.engine.step()
+        return {output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished}
+
+    def drain(self) -> dict[str, list[int]]:
+        """Step until no request is left."""
+        finished: dict[str, list[int]] = {}
+        for _ in range(_MOST_STEPS):
+            if not self.engine.has_unfinished_requests():
+                return finished
+            finished |= self.step()
+        raise RuntimeError(f"requests are not done after {_MOST_STEPS} steps")
+
+    def generate(self, wanted: Sequence[Ask]) -> dict[str, list[int]]:
+        """All of ``wanted`` at once; key -> output ids."""
+        for ask in wanted:
+            self.add(ask)
+        return self.drain()
+
+    def names(self, *, waiting: bool) -> list[str]:
+        """Keys of the requests that wait, the preempted ones first, or of those that run."""
+        scheduler = self.engine.core.scheduler
+        return [name_of(request.id) for request in (scheduler.waiting if waiting else scheduler.running)]
+
+    # -- what a server does to requests ---------------------------------------------------------
+    def abort(self, *keys: str) -> None:
+        with quiet():
+            self.engine.abort_request(keys)
+
+    def preempt(self, index: int) -> str | None:
+        """Take the KV of a running request, if one runs; its key."""
+        scheduler = self.engine.core.scheduler
+        if not scheduler.running:
+            return None
+        request = scheduler.running[index % len(scheduler.running)]
+        with quiet():
+            scheduler.preempt(request)
+        return name_of(request.id)
+
+    def rotate(self, by: int) -> None:
+        """Change the order of the rows."""
+        running = self.engine.core.scheduler.running
+        if running:
+            by %= len(running)
+            running[:] = running[by:] + running[:by]
+
+    def forget(self) -> None:
+        """Drop what the probe has written down so far."""
+        self.log.rows.clear()
+        self.log.prompt_lens.clear()
+
+    def close(self) -> None:
+        with quiet():
+            self.engine.shutdown()
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _args(
+    target: Target, changes: Mapping[str, Any], speculative_config: Mapping[str, Any] | None
+) -> EngineArgs:
+    keywords: dict[str, Any] = {
+        "model": str(target.path),
+        "device": target.device,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "block_size": 4,
+        "num_gpu_blocks_override": 400,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "speculative_config": speculative_config,
+    }
+    return EngineArgs(**(keywords | dict(changes)))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the log's tracebacks of a failing proposer: the report tells of them."""
+    logger = logging.getLogger("specdecode.engine.guard")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,87 @@
+"""Finds what would make the host wait for a device, on a CPU too: calls that hand values over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+#: Functions that read a tensor's values into Python, or whose result's shape depends on them.
+_WAITING: dict[Any, str] = {
+    torch.Tensor.item: "Tensor.item",
+    torch.Tensor.tolist: "Tensor.tolist",
+    torch.Tensor.numpy: "Tensor.numpy",
+    torch.Tensor.cpu: "Tensor.cpu",
+    torch.Tensor.__array__: "numpy.asarray of a tensor",
+    torch.Tensor.__bool__: "bool of a tensor",
+    torch.Tensor.__int__: "int of a tensor",
+    torch.Tensor.__float__: "float of a tensor",
+    torch.Tensor.__index__: "a tensor as an index",
+    torch.Tensor.nonzero: "Tensor.nonzero",
+    torch.nonzero: "torch.nonzero",
+    torch.Tensor.masked_select: "Tensor.masked_select",
+    torch.masked_select: "torch.masked_select",
+    torch.Tensor.unique: "Tensor.unique",
+    torch.unique: "torch.unique",
+    torch.equal: "torch.equal",
+    torch.allclose: "torch.allclose",
+}
+
+#: Code whose waits are not the proposer's, but for the scripted proposers.
+_CORE = ("specdecode.", "specdec_kernels.")
+_SCRIPTED = "specdecode.testing.scripted."
+
+
+class SyncWatch(TorchFunctionMode):
+    """While it is entered, tells ``found`` of every wait that a proposer's own code asks for."""
+
+    def __init__(self, found: Callable[[str], None]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if name := _wait(func, args):
+            self._tell(name)
+        return func(*args, **(kwargs or {}))
+
+    def _tell(self, name: str) -> None:
+        """Tell of a wait, unless core's code asks for it."""
+        caller: FrameType | None = sys._getframe(2)
+        while caller is not None and _module(caller).startswith("torch."):
+            caller = caller.f_back
+        if caller is None or _is_core(_module(caller)):
+            return
+        self._found(f"{name} in {_module(caller)}{caller.f_code.co_name}, line {caller.f_lineno}")
+
+
+def _module(frame: FrameType) -> str:
+    """Its module's name, and a dot."""
+    return f"{frame.f_globals.get('__name__', '')}."
+
+
+def _is_core(module: str) -> bool:
+    return module.startswith(_CORE) and not module.startswith(_SCRIPTED)
+
+
+def _wait(func: Any, args: Sequence[Any]) -> str:
+    """What makes the host wait in this call; empty: nothing."""
+    if func is torch.Tensor.__getitem__ and _is_mask(args[1]):
+        return "indexing with a boolean mask"
+    if func is torch.where and len(args) == 1:
+        return "torch.where of a condition alone"
+    return _WAITING.get(func, "")
+
+
+def _is_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, torch.Tensor) and part.dtype is torch.bool for part in parts)
