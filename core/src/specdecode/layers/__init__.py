@@ -1,6 +1,6 @@
 """Building blocks of models, for core's decoder and for draft plugins."""
 
-from .attention import Attention, AttentionBackend, ExactTorchBackend, KVCache, TorchBackend
+from .attention import Attention, AttentionBackend, ExactTorchBackend, KVCache, Rotation, TorchBackend
 from .embedding import VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
@@ -13,6 +13,6 @@ from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
     "Attention", "AttentionBackend", "ColumnParallelLinear", "ExactTorchBackend", "KVCache",
-    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
+    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding", "Rotation",
     "RowParallelLinear", "TorchBackend", "VocabEmbedding",
 ]  # fmt: skip
