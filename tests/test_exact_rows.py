@@ -9,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec_kernels.attention import AttentionMetadata, paged_attention, paged_attention_exact
+from specdec_kernels.attention import AttentionMetadata, paged_attention, reference
 from specdec_kernels.native import library
 from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError
-from specdecode.layers.packed import Int8Weight, NativeWeight, OneDnnWeight, dense_form, onednn_available
+from specdecode.layers.packed import Int8Weight, NativeWeight
 from specdecode.testing.tiny import tiny_checkpoint
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the C++ kernels could not be compiled here")
 
 BLOCK, LENGTH = 4, 150
 
@@ -45,9 +47,7 @@ class Case:
             block_size=BLOCK,
         )
 
-    def run(
-        self, begin: int, end: int, window: int | None = None, kernel=paged_attention_exact
-    ) -> torch.Tensor:
+    def run(self, begin: int, end: int, window: int | None = None, kernel=paged_attention) -> torch.Tensor:
         query = self.query[begin:end].contiguous()
         return kernel(query, self.key, self.value, self.meta(begin, end), scale=0.2, window=window)
 
@@ -72,7 +72,7 @@ def test_attention_of_a_token_is_its_own(cuts, dtype, shape, scattered, window):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_is_the_same_function(dtype, window):
     case = Case(dtype, 4, 2, 16, scattered=True)
-    expected = case.run(0, LENGTH, window, paged_attention)
+    expected = case.run(0, LENGTH, window, reference.paged_attention)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     assert torch.allclose(case.run(0, LENGTH, window).float(), expected.float(), atol=tolerance)
 
@@ -119,22 +119,18 @@ def test_a_node_of_a_tree_has_the_bits_of_its_path():
         block_size=BLOCK,
         extra=extra,
     )
-    out = paged_attention_exact(queries, case.key, case.value, meta, scale=0.2)
+    out = paged_attention(queries, case.key, case.value, meta, scale=0.2)
     for node, level in enumerate(on_path):
         if level is not None:
             assert torch.equal(out[node], plain[100 + level]), node
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1536])
-@pytest.mark.parametrize("form", [NativeWeight, OneDnnWeight, Int8Weight], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", [NativeWeight, Int8Weight], ids=lambda form: form.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_products_of_a_row_are_its_own(form, dtype, inputs):
     if form is Int8Weight and dtype is not torch.bfloat16:
         pytest.skip("int8 weights compute in bfloat16")
-    if form is OneDnnWeight and not onednn_available(dtype):
-        pytest.skip(f"no oneDNN product for {dtype} on this processor")
-    if form is NativeWeight and library() is None:
-        pytest.skip("the C++ kernels could not be compiled here")
     generator = torch.Generator().manual_seed(inputs)
     weight = torch.randn(96, inputs, generator=generator).to(dtype)
     x = torch.randn(70, inputs, generator=generator).to(dtype)
@@ -170,8 +166,6 @@ RUNS = [
 )
 def test_output_is_identical_in_every_dtype(tmp_path, weights):
     """Logprobs to the last bit, so that a difference too small to change a token is seen too."""
-    if "bfloat16" in weights.values() and dense_form(torch.bfloat16) is None:
-        pytest.skip("no packed product for bfloat16 on this processor")
     path = tiny_checkpoint(tmp_path, output_scale=0.3, hidden_size=128, intermediate_size=384)
     rng = np.random.default_rng(0)
     prompts = [

@@ -73,6 +73,23 @@ def test_rotary_of_any_width(dtype, rotated):
     torch.testing.assert_close(got, expected, **NEAR[dtype])
 
 
+@pytest.mark.parametrize("rotated", [32, 20])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotating_on_the_way_into_the_cache(dtype, rotated):
+    heads, angles, slots = (
+        randn(3, 4 + 2 * 2, 32, dtype=dtype),
+        randn(3, rotated // 2),
+        torch.tensor([5, 0, 6]),
+    )
+    found = []
+    for chosen in (kv_write.native, kv_write.reference):
+        caches = [torch.zeros(2, 4, 2, 32, dtype=dtype) for _ in range(2)]
+        query = chosen.rotate_and_write_kv(heads, angles.cos(), angles.sin(), *caches, slots)
+        found.append([query, *caches])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, **NEAR[dtype])
+
+
 def test_writing_in_another_dtype_is_left_to_torch():
     assert not kv_write.native.can_write(randn(1, 1, 4), randn(1, 1, 4), randn(1, 1, 1, 4).bfloat16())
 

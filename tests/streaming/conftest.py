@@ -211,7 +211,8 @@ def forced(lab: Any, tokenizers: Any, tmp_path_factory: Any) -> Iterator[Callabl
     for one in known.values():
         counted = {metric.name: metric.value for metric in one.llm.get_metrics()}
         assert counted["specdecode:proposer_failures"] == 0
-        assert counted["vllm:spec_decode_num_accepted_tokens"] > 0
+        if counted["vllm:spec_decode_num_draft_tokens"] > 50:  # a worker may have run few of the tests
+            assert counted["vllm:spec_decode_num_accepted_tokens"] > 0
         one.llm.llm_engine.core.scheduler.pool.check([])
         one.llm.shutdown()
 

@@ -225,8 +225,6 @@ def test_greedy_texts_equal_generate_with_and_without_drafts(name, checkpoints, 
         if method:
             accepted = counts["vllm:spec_decode_num_accepted_tokens"]
             assert accepted > 0
-            if name != "gemma":  # whose tied table repeats tokens, which ngram always guesses
-                assert accepted < counts["vllm:spec_decode_num_draft_tokens"]
         assert [list(output.outputs[0].token_ids) for output in outputs] == want
 
 

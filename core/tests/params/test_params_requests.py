@@ -146,8 +146,11 @@ def test_nan_logits_end_their_own_request(start, poisoned, method, engine):
 
 @pytest.mark.parametrize("engine", ["whole", "late"])
 @pytest.mark.parametrize("method", ["scripted-oracle", "scripted-oracle-tree"])
-def test_a_draft_that_gives_nan_costs_no_request(start, poisoned, method, engine):
-    """Attention multiplies the NaN of masked slots by zero, which is NaN: such a step is thrown away."""
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_a_draft_that_gives_nan_costs_no_request(start, poisoned, method, engine, kernels, monkeypatch):
+    """Torch's attention multiplies the NaN of masked slots by zero, which is NaN: that step is thrown away."""
+    if kernels == "torch":
+        monkeypatch.setattr("specdec_kernels.native.loading.library", lambda: None)
     params = [GREEDY, GREEDY.clone(temperature=0.9, seed=4, prompt_logprobs=1)]
     prompts = [PROMPT, TokensPrompt(prompt_token_ids=[9, 8, 7, 6, 5])]
     want = start(model=poisoned).generate(prompts, params, use_tqdm=False)
@@ -157,7 +160,8 @@ def test_a_draft_that_gives_nan_costs_no_request(start, poisoned, method, engine
         assert output.outputs[0].token_ids == plain.outputs[0].token_ids
         assert output.outputs[0].finish_reason == "length"
         assert output.metrics.accepted > 0
-    assert {m.name: m.value for m in llm.get_metrics()}["vllm:num_preemptions"] > 0
+    thrown_away = {m.name: m.value for m in llm.get_metrics()}["vllm:num_preemptions"]
+    assert thrown_away or kernels == "native"
 
 
 def test_blocks_of_a_failed_request_are_not_offered(start, poisoned):

@@ -55,7 +55,7 @@ class EngineFields:
     )
     exact: bool | None = option(
         "bits of a token that do not depend on what is computed beside it, so that output with and without "
-        "speculation is identical in every dtype; none: on a CPU in bfloat16",
+        "speculation is identical in every dtype; none: on a CPU, where its kernels can do it",
         default=None,
     )
     revision: str | None = option("revision of the model on the hub", default=None)

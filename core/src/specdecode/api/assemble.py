@@ -152,7 +152,7 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
-    exact = models.is_native(files) and _exact(args.exact, dtype, device)
+    exact = models.is_native(files) and _exact(args.exact, dtype, device, info.head_dim)
     return ResolvedTarget(files, device, dtype, exact, info)
 
 
@@ -209,11 +209,12 @@ def _bind(proposer: Proposer, args: EngineArgs, store: KVStore, info: TargetInfo
     proposer.warm((), lambda fn, bucket: fn)  # no graphs in this version: nothing to capture
 
 
-def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether rows are to be invariant; refused where no kernels for it are built."""
-    if wish and device.type != "cpu":
-        raise ConfigError(f"exact=True works on a CPU only in this version, got device {device.type!r}")
-    return device.type == "cpu" and dtype is torch.bfloat16 if wish is None else wish
+def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
+    """Whether rows are to be invariant: as a rule wherever the kernels can do it."""
+    obstacle = models.why_not_exact(dtype, device, head_dim)
+    if wish and obstacle:
+        raise ConfigError(f"exact=True {obstacle}")
+    return obstacle is None and wish is not False
 
 
 def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rule) -> None:

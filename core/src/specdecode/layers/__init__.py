@@ -1,6 +1,6 @@
 """Building blocks of models, for core's decoder and for draft plugins."""
 
-from .attention import Attention, AttentionBackend, ExactTorchBackend, KVCache, TorchBackend
+from .attention import Attention, AttentionBackend, KVCache, Rotation, TorchBackend
 from .embedding import VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
@@ -12,7 +12,7 @@ from .norm import RMSNorm
 from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
-    "Attention", "AttentionBackend", "ColumnParallelLinear", "ExactTorchBackend", "KVCache",
-    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
+    "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache",
+    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding", "Rotation",
     "RowParallelLinear", "TorchBackend", "VocabEmbedding",
 ]  # fmt: skip

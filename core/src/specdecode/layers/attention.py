@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 import torch
-from specdec_kernels.attention import AttentionMetadata, paged_attention, paged_attention_exact
-from specdec_kernels.kv_write import write_kv
+from specdec_kernels.attention import AttentionMetadata, paged_attention
+from specdec_kernels.kv_write import rotate_and_write_kv, write_kv
 
 #: Keys and values of one layer: ``[num_blocks, block_size, Hkv, Dk]`` and ``[..., Dv]``.
 KVCache: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+#: Cosine and sine of the step's positions, each ``[T, R/2]``.
+Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class AttentionBackend(Protocol):
@@ -17,6 +19,11 @@ class AttentionBackend(Protocol):
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
         """Store ``[T, Hkv, D]`` keys and values in the slots ``meta.write_slots``."""
+
+    def rotate_and_write(
+        self, heads: torch.Tensor, rotation: Rotation, cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """Rotate and :meth:`write` what ``[T, Hq + 2 Hkv, D]`` holds: the queries, ``[T, Hq, D]``."""
 
     def attend(
         self,
@@ -31,12 +38,15 @@ class AttentionBackend(Protocol):
 
 
 class TorchBackend:
-    """The kernels' torch references: any device, no compilation."""
-
-    kernel = staticmethod(paged_attention)
+    """The kernels as they are: C++ on a CPU, else their torch references."""
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
         write_kv(key, value, *cache, meta.write_slots)
+
+    def rotate_and_write(
+        self, heads: torch.Tensor, rotation: Rotation, cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        return rotate_and_write_kv(heads, *rotation, *cache, meta.write_slots)
 
     def attend(
         self,
@@ -47,13 +57,7 @@ class TorchBackend:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        return self.kernel(query, *cache, meta, scale=scale, window=window)
-
-
-class ExactTorchBackend(TorchBackend):
-    """The same with invariant rows: a token's bits do not depend on what is computed beside it."""
-
-    kernel = staticmethod(paged_attention_exact)
+        return paged_attention(query, *cache, meta, scale=scale, window=window)
 
 
 class Attention(torch.nn.Module):
@@ -83,4 +87,11 @@ class Attention(torch.nn.Module):
     ) -> torch.Tensor:
         """``[T, Hq, Dk]``, ``[T, Hkv, Dk]``, ``[T, Hkv, Dv]`` -> ``[T, Hq, Dv]``."""
         self.backend.write(key, value, cache, meta)
+        return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)
+
+    def rotating(
+        self, heads: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
+    ) -> torch.Tensor:
+        """The same from a fused projection: ``[T, Hq + 2 Hkv, D]``, not rotated yet, to ``[T, Hq, D]``."""
+        query = self.backend.rotate_and_write(heads, rotation, cache, meta)
         return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)

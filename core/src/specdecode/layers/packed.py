@@ -1,12 +1,11 @@
 """Weights in the form in which their products with a few rows are fastest on a CPU.
 
-Packing happens once, after a model is loaded; a packed layer takes no more weights. The forms here
-have *invariant* rows: the bits of a row do not depend on how many rows stand beside it.
+Packing happens once, after a model is loaded; a packed layer takes no more weights. The forms of the
+C++ kernels have *invariant* rows: the bits of a row do not depend on how many rows stand beside it.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
@@ -29,13 +28,14 @@ class PackedWeight(Protocol):
 Form: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
 
 
-def dense_form(dtype: torch.dtype) -> Form | None:
-    """The fastest form of weights in ``dtype`` on this machine's processor; None: leave them as they are.
+def dense_form(dtype: torch.dtype, *, exact: bool) -> Form | None:
+    """The form of weights in ``dtype`` on this machine's processor; None: leave them as they are.
 
     The C++ kernels read small batches at the memory's rate and do prompts as fast as oneDNN, but for
-    processors with matrix units (AMX), which oneDNN knows to use.
+    processors with matrix units (AMX), which oneDNN uses: there ``exact`` decides.
     """
-    if dtype in DTYPES and library() is not None and not (dtype is torch.bfloat16 and _has_matrix_units()):
+    slower = not exact and dtype is torch.bfloat16 and _has_matrix_units()
+    if dtype in DTYPES and library() is not None and not slower:
         return NativeWeight
     return OneDnnWeight if onednn_available(dtype) else None
 
@@ -55,40 +55,15 @@ def onednn_available(dtype: torch.dtype) -> bool:
 
 
 class OneDnnWeight:
-    """A weight in oneDNN's blocked layout.
-
-    For some shapes oneDNN splits the sum over the inputs in another way for one row than for several;
-    there a row alone is computed twice, which costs no further reading of the weight.
-    """
+    """A weight in oneDNN's blocked layout. Its rows are not invariant on every processor."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_bytes = weight.numel() * weight.element_size()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
         self._bias = bias
-        self._alone_differs = _alone_differs(*weight.shape, weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1 and self._alone_differs:
-            return _product(x.repeat(2, 1), self._weight, self._bias)[:1]
-        return _product(x, self._weight, self._bias)
-
-
-def _product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-
-@functools.cache
-def _alone_differs(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether a row alone has other bits than among several, tried on sums that nearly cancel."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(min(outputs, 1024), inputs, generator=generator).to(dtype)
-    rows = torch.randn(64, inputs // 2 + 1, generator=generator)
-    nearly = 0.01 * torch.randn(rows.shape, generator=generator) - rows
-    rows = torch.cat((rows, nearly), 1)[:, :inputs].to(dtype)
-    weight[:, inputs // 2 + 1 :] = weight[:, : inputs - inputs // 2 - 1]
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
-    alone = torch.cat([_product(row[None], packed) for row in rows])
-    return not torch.equal(alone, _product(rows, packed))
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
 
 class NativeWeight:

@@ -12,7 +12,7 @@ from .info import (
     resolve_max_model_len,
 )
 from .loader import load_model
-from .packing import check_quantization, weight_bytes
+from .packing import check_quantization, weight_bytes, why_not_exact
 from .tokenizer import load_tokenizer
 from .transformers_backend import TransformersDecoder
 from .transformers_support import check_architecture, is_native
@@ -23,5 +23,5 @@ __all__ = [
     "TransformersDecoder", "check_architecture", "check_quantization",
     "decoder_config", "default_sampling", "describe_target", "eos_token_ids", "is_native",
     "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
-    "resolve_model", "weight_bytes",
+    "resolve_model", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

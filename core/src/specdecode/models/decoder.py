@@ -7,12 +7,12 @@ requests or batches; which slots a token writes and sees is in its :class:`Atten
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from specdec_kernels import activation
 from specdec_kernels.attention import AttentionMetadata
-from specdec_kernels.rotary import apply_rotary, rotate
+from specdec_kernels.rotary import apply_rotary
 
 from specdecode.layers import (
     Attention,
@@ -23,14 +23,12 @@ from specdecode.layers import (
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
+    Rotation,
     RowParallelLinear,
     VocabEmbedding,
 )
 
 from .config import ACTIVATIONS, DecoderConfig
-
-#: Cosine and sine of the step's positions, each ``[T, R/2]``.
-Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class SelfAttention(torch.nn.Module):
@@ -79,14 +77,14 @@ class SelfAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """``[T, H] -> [T, H]``."""
         heads = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # T may be 0
-        queries_keys, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), 1)
         if self.rotary and self.q_norm is None:
-            queries_keys = rotate(queries_keys, *rotation)
-        query, key = queries_keys.split((self.num_heads, self.num_kv_heads), 1)
+            attended = self.attention.rotating(heads, rotation, meta, cache)
+            return self.o_proj(attended.flatten(1))
+        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-            if self.rotary:
-                query, key = apply_rotary(query, key, *rotation)
+        if self.rotary:
+            query, key = apply_rotary(query, key, *rotation)
         return self.o_proj(self.attention(query, key, value, meta, cache).flatten(1))
 
 

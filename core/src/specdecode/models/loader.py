@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from specdecode.contract import ConfigError
-from specdecode.layers import AttentionBackend, ExactTorchBackend, RMSNorm, VocabEmbedding
+from specdecode.layers import AttentionBackend, RMSNorm, VocabEmbedding
 from specdecode.layers.linear import Linear
 
 from .decoder import Decoder, DecoderLayer
@@ -49,7 +49,7 @@ def load_model(
         load_format: "dummy" for seeded random weights, whatever files there are; else the
             directory's safetensors.
         backend: of the attention layers; None: the torch references.
-        quantization: "int8" for weight-only int8, made from the checkpoint's weights.
+        quantization: "int8" for int8 weights, made from the checkpoint's.
         exact: the bits of a row do not depend on the rows beside it (on a CPU).
 
     Raises:
@@ -75,14 +75,12 @@ def load_model(
         )
     config = decoder_config(files.hf_config, files.architecture)
     check_quantization(quantization, dtype, device)
-    if backend is None and exact:
-        backend = ExactTorchBackend()
     decoder = Decoder(config, dtype=dtype, device=device, max_model_len=max_model_len, backend=backend)
     if load_format == "dummy":
         randomize(decoder)
     else:
         _load_checkpoint(decoder, files)
-    pack_weights(decoder, quantization=quantization)
+    pack_weights(decoder, quantization=quantization, exact=exact)
     return decoder.eval()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from specdec_kernels.attention import HEAD_DIM_STEP
+from specdec_kernels.native import DTYPES, library
 
 from specdecode.contract import ConfigError
 from specdecode.layers.linear import Linear
@@ -36,11 +38,24 @@ def check_quantization(quantization: str | None, dtype: torch.dtype, device: tor
         )
 
 
-def pack_weights(decoder: Decoder, *, quantization: str | None) -> None:
+def why_not_exact(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+    """Why the rows of a native decoder cannot be invariant, and what would help; None: they can."""
+    if device.type != "cpu":
+        return f"works on a CPU only in this version, got device {device.type!r}"
+    if dtype not in DTYPES:
+        return f"works in float32 and bfloat16, got dtype {str(dtype).removeprefix('torch.')!r}"
+    if library() is None:
+        return "takes the C++ kernels: install g++ or clang++, or name a compiler in CXX"
+    if head_dim % HEAD_DIM_STEP:
+        return f"takes attention heads of a multiple of {HEAD_DIM_STEP} dimensions, got {head_dim}"
+    return None
+
+
+def pack_weights(decoder: Decoder, *, quantization: str | None, exact: bool) -> None:
     """Pack all linear layers of a loaded decoder into the form that is fastest on a CPU."""
     if decoder.device.type != "cpu":
         return
-    form = Int8Weight if quantization == "int8" else dense_form(decoder.dtype)
+    form = Int8Weight if quantization == "int8" else dense_form(decoder.dtype, exact=exact)
     if form is None:
         return
     for module in decoder.modules():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from . import exact, native, reference
+from . import native, reference
 from .metadata import AttentionMetadata
+from .native import HEAD_DIM_STEP
 
 
 def paged_attention(
@@ -18,6 +19,9 @@ def paged_attention(
     window: int | None = None,
 ) -> torch.Tensor:
     """Softmax attention of every query token over the cache slots that ``meta`` lets it see.
+
+    In the C++ kernel a token's bits are its own, whatever is computed beside it, and a tree's node has
+    those of its path.
 
     Args:
         query: ``[T, Hq, Dk]``; query heads ``h * Hq // Hkv ..`` share KV head ``h``.
@@ -34,18 +38,4 @@ def paged_attention(
     return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
 
 
-def paged_attention_exact(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None = None,
-) -> torch.Tensor:
-    """As :func:`paged_attention`, with the bits of a token its own; a tree's node has those of its path."""
-    chosen = native if native.can_attend(query, key_cache, value_cache) else exact
-    return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
-
-
-__all__ = ["AttentionMetadata", "paged_attention", "paged_attention_exact"]
+__all__ = ["HEAD_DIM_STEP", "AttentionMetadata", "paged_attention"]

@@ -96,7 +96,7 @@ inline void score(const float* queries, int64_t dim, const Floats* keys, Floats*
     Floats sums[N][PARTS] = {};
     for (int64_t d = 0; d < dim; ++d)
         for (int n = 0; n < N; ++n)
-            for (int part = 0; part < PARTS; ++part) sums[n][part] += keys[d * PARTS + part] * queries[n * dim + d];
+            for (int part = 0; part < PARTS; ++part) sums[n][part] = fused(keys[d * PARTS + part], splat(queries[n * dim + d]), sums[n][part]);
     for (int n = 0; n < N; ++n)
         for (int part = 0; part < PARTS; ++part) scores[n * PARTS + part] = sums[n][part];
 }
@@ -120,7 +120,7 @@ inline void accumulate(Floats* sums, const float* weights, const float* factors,
         for (int c = 0; c < CHUNKS; ++c) local[n][c] = sums[n * chunks + c] * factors[n];
     for (int64_t k = begin; k < end; ++k)
         for (int n = 0; n < N; ++n)
-            for (int c = 0; c < CHUNKS; ++c) local[n][c] += values[k * chunks + c] * weights[n * KEYS + k];
+            for (int c = 0; c < CHUNKS; ++c) local[n][c] = fused(values[k * chunks + c], splat(weights[n * KEYS + k]), local[n][c]);
     for (int n = 0; n < N; ++n)
         for (int c = 0; c < CHUNKS; ++c) sums[n * chunks + c] = local[n][c];
 }

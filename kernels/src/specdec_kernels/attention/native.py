@@ -7,7 +7,9 @@ import torch
 from ..native import DTYPES, library, takes
 from .metadata import AttentionMetadata
 
-_LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 64
+#: Head sizes are multiples of it.
+HEAD_DIM_STEP = 16
+_MOST_DIM, _MOST_GROUP = 256, 64
 #: Products of a step from which several threads are worth their start.
 _PARALLEL = 1 << 17
 
@@ -18,7 +20,7 @@ def can_attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.
     return (
         takes(query)
         and key_cache.dtype is value_cache.dtype is query.dtype
-        and all(dim % _LANES == 0 and dim <= _MOST_DIM for dim in dims)
+        and all(dim % HEAD_DIM_STEP == 0 and dim <= _MOST_DIM for dim in dims)
         and query.shape[1] <= _MOST_GROUP * key_cache.shape[2]
         and query.stride(2) == 1
         and query.stride(1) == query.shape[2]

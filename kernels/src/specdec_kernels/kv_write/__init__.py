@@ -7,6 +7,28 @@ import torch
 from . import native, reference
 
 
+def rotate_and_write_kv(
+    heads: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """From a fused projection: queries and keys rotated, keys and values written, in one go.
+
+    Args:
+        heads: ``[T, Hq + 2 Hkv, D]``: queries, keys, values.
+        cos, sin: ``[T, R/2]`` float32, contiguous, as for ``rotary.rotate``.
+        key_cache, value_cache, slots: as for :func:`write_kv`.
+
+    Returns:
+        The rotated queries, ``[T, Hq, D]``.
+    """
+    chosen = native if native.can_rotate_and_write(heads, cos, key_cache, value_cache) else reference
+    return chosen.rotate_and_write_kv(heads, cos, sin, key_cache, value_cache, slots)
+
+
 def write_kv(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -29,4 +51,4 @@ def write_kv(
     chosen.write_kv(key, value, key_cache, value_cache, slots)
 
 
-__all__ = ["write_kv"]
+__all__ = ["rotate_and_write_kv", "write_kv"]

@@ -1,6 +1,8 @@
-// Storing keys and values in the slots of a paged cache.
-#include <cstdint>
-#include <cstring>
+// Storing keys and values in the slots of a paged cache, on the way from a fused projection rotating them.
+#include "../native/vector.h"
+#include "../rotary/pairs.h"
+
+using namespace specdec;
 
 // Row t of `key` and `value` (bytes apart: key_stride, value_stride; bytes long: key_bytes,
 // value_bytes) goes to slot slots[t] of the caches.
@@ -11,4 +13,31 @@ extern "C" void specdec_write_kv(const char* key, const char* value, char* key_c
         std::memcpy(key_cache + slots[t] * key_bytes, key + t * key_stride, key_bytes);
         std::memcpy(value_cache + slots[t] * value_bytes, value + t * value_stride, value_bytes);
     }
+}
+
+namespace {
+
+template <typename T>
+void rotate_and_write(const void* heads, const float* cos, const float* sin, void* query, void* key_cache,
+                      void* value_cache, const int64_t* slots, int64_t tokens, int64_t num_heads, int64_t kv_heads,
+                      int64_t dim, int64_t half) {
+    for (int64_t t = 0; t < tokens; ++t) {
+        const T* from = (const T*)heads + t * (num_heads + 2 * kv_heads) * dim;
+        const float *c = cos + t * half, *s = sin + t * half;
+        for (int64_t h = 0; h < num_heads; ++h, from += dim)
+            rotate_head(from, (T*)query + (t * num_heads + h) * dim, c, s, dim, half);
+        for (int64_t h = 0; h < kv_heads; ++h, from += dim)
+            rotate_head(from, (T*)key_cache + (slots[t] * kv_heads + h) * dim, c, s, dim, half);
+        std::memcpy((T*)value_cache + slots[t] * kv_heads * dim, from, kv_heads * dim * sizeof(T));
+    }
+}
+
+}  // namespace
+
+// heads: [tokens, num_heads + 2 kv_heads, dim], queries, keys and values side by side.
+extern "C" void specdec_rotate_and_write(int dtype, const void* heads, const float* cos, const float* sin, void* query,
+                                         void* key_cache, void* value_cache, const int64_t* slots, int64_t tokens,
+                                         int64_t num_heads, int64_t kv_heads, int64_t dim, int64_t half) {
+    SPECDEC_BY_DTYPE(dtype, rotate_and_write, heads, cos, sin, query, key_cache, value_cache, slots, tokens,
+                     num_heads, kv_heads, dim, half);
 }

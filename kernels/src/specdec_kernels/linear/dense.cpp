@@ -13,7 +13,9 @@ namespace {
 
 constexpr int64_t ROWS = 8;  // of activations for which a weight is read once
 
-inline Floats dot(Floats sums, const float* weights, const float* x) { return sums + load(weights) * *x; }
+inline Floats dot(Floats sums, const float* weights, const float* x) {
+    return fused(load(weights), splat(*x), sums);
+}
 
 // Two inputs at a time.
 inline Floats dot(Floats sums, const BFloat16* weights, const BFloat16* x) {
@@ -25,8 +27,8 @@ inline Floats dot(Floats sums, const BFloat16* weights, const BFloat16* x) {
 #else
     Words pair;
     std::memcpy(&pair, weights, sizeof pair);
-    sums += (Floats)(pair << 16) * to_float(x[0]);
-    return sums + (Floats)(pair & 0xffff0000) * to_float(x[1]);
+    sums = fused((Floats)(pair << 16), splat(to_float(x[0])), sums);
+    return fused((Floats)(pair & 0xffff0000), splat(to_float(x[1])), sums);
 #endif
 }
 

@@ -108,7 +108,8 @@ void multiply(const Product& p, const Quantized& x, int64_t row, int64_t block, 
         for (int n = 0; n < N; ++n)
             for (int c = 0; c < C; ++c) {
                 for (int s = 1; s < S; ++s) sums[0][n][c] += sums[s][n][c];
-                totals[n][c] += __builtin_convertvector(sums[0][n][c], Floats) * x.scales[(row + n) * p.groups + g];
+                totals[n][c] = fused(__builtin_convertvector(sums[0][n][c], Floats),
+                                     splat(x.scales[(row + n) * p.groups + g]), totals[n][c]);
             }
     }
     for (int n = 0; n < N; ++n)

@@ -26,7 +26,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parent.parent
-_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno")
+_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi")
 #: Codes of the dtypes in the C++ functions.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "specdec_gelu_tanh_and_mul": (_N, _P, _P, _I, _I, _N),
     "specdec_rotate": (_N, _P, _P, _P, _P, _I, _I, _I, _I, _I),
     "specdec_write_kv": (_P, _P, _P, _P, _P, _I, _I, _I, _I, _I),
+    "specdec_rotate_and_write": (_N, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I),
     "specdec_paged_attention": (_N, *[_P] * 9, *[_I] * 11, _F, _N),
     "specdec_dense_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
     "specdec_int8_linear": (_N, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N),

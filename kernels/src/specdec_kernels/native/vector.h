@@ -6,6 +6,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
 
 namespace specdec {
 
@@ -18,6 +23,27 @@ typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 struct BFloat16 {
     uint16_t bits;
 };
+
+// a * b + c, rounded once where the processor can. Said, not left to the compiler (-ffp-contract=off):
+// it may fuse a sum in one function and not in another.
+static inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 x[2], y[2], z[2];
+    std::memcpy(x, &a, sizeof a);
+    std::memcpy(y, &b, sizeof b);
+    std::memcpy(z, &c, sizeof c);
+    for (int h = 0; h < 2; ++h) z[h] = _mm256_fmadd_ps(x[h], y[h], z[h]);
+    std::memcpy(&c, z, sizeof c);
+    return c;
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
 
 static inline Floats splat(float value) { return Floats{} + value; }
 
@@ -109,14 +135,12 @@ static inline Floats exponential(Floats x) {
     const Floats clamped = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
     const Ints power = __builtin_convertvector(clamped * 1.44269504f + choose(clamped < 0, splat(-0.5f), splat(0.5f)), Ints);
     const Floats n = __builtin_convertvector(power, Floats);
-    const Floats r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+    const Floats r = fused(n, splat(2.12194440e-4f), fused(n, splat(-0.693359375f), clamped));
     Floats p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    for (const float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                    5.0000001201e-1f})
+        p = fused(p, r, splat(coefficient));
+    p = fused(p, r * r, r) + 1.0f;
     Floats result = p * (Floats)((power + 127) << 23);
     result = choose(x < -87.0f, Floats{}, result);
     result = choose(x > 88.0f, splat(INFINITY), result);

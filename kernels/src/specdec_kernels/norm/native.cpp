@@ -11,11 +11,11 @@ void normalize(const T* x, const T* weight, T* out, int64_t size, float eps) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
         const Floats v = load(x + i);
-        squares += v * v;
+        squares = fused(v, v, squares);
     }
     if (i < size) {
         const Floats v = load_some(x + i, size - i);
-        squares += v * v;
+        squares = fused(v, v, squares);
     }
     const Floats factor = splat(1.0f / std::sqrt(sum(squares) / size + eps));
     for (i = 0; i + LANES <= size; i += LANES) store(out + i, load(x + i) * factor * load(weight + i));
