@@ -12,4 +12,4 @@ PY
 exec python3 -m pytest -q -n "${WORKERS:-6}" --dist loadgroup -m "not model" \
     kernels/tests core/tests/models core/tests/sampling core/tests/engine core/tests/api core/tests/params \
     tests/test_contract_scenarios.py tests/test_lossless.py tests/test_faulty_proposers.py \
-    tests/matrix "$@"
+    tests/test_law_weighing_rules.py "$@"

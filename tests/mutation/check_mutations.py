@@ -60,8 +60,8 @@ def outcome(test: str, mutation: Mutation | None) -> int:
             shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
         if mutation is not None:
             mutation.apply(root)
-        paths = os.pathsep.join(str(root / folder) for folder in SOURCES)
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        paths = [*(str(root / folder) for folder in SOURCES), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *test.split()]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS)
         return done.returncode

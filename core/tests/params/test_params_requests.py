@@ -148,7 +148,7 @@ def test_nan_logits_end_their_own_request(start, poisoned, method, engine):
 @pytest.mark.parametrize("method", ["scripted-oracle", "scripted-oracle-tree"])
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_draft_that_gives_nan_costs_no_request(start, poisoned, method, engine, kernels, monkeypatch):
-    """Torch's attention multiplies the NaN of masked slots by zero, which is NaN: that step is thrown away."""
+    """Torch's attention multiplies the NaN of masked slots by zero, which is NaN: such a step is dropped."""
     if kernels == "torch":
         monkeypatch.setattr("specdec_kernels.native.loading.library", lambda: None)
     params = [GREEDY, GREEDY.clone(temperature=0.9, seed=4, prompt_logprobs=1)]

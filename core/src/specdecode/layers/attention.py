@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 import torch
 from specdec_kernels.attention import AttentionMetadata, paged_attention
 from specdec_kernels.kv_write import rotate_and_write_kv, write_kv
+from specdec_kernels.rotary import rotate
 
 #: Keys and values of one layer: ``[num_blocks, block_size, Hkv, Dk]`` and ``[..., Dv]``.
 KVCache: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -23,7 +24,15 @@ class AttentionBackend(Protocol):
     def rotate_and_write(
         self, heads: torch.Tensor, rotation: Rotation, cache: KVCache, meta: AttentionMetadata
     ) -> torch.Tensor:
-        """Rotate and :meth:`write` what ``[T, Hq + 2 Hkv, D]`` holds: the queries, ``[T, Hq, D]``."""
+        """Rotate and :meth:`write` what ``[T, Hq + 2 Hkv, D]`` holds: the queries, ``[T, Hq, D]``.
+
+        For a backend without a kernel that does both.
+        """
+        kv_heads = cache[0].shape[2]
+        turned, value = heads.split((heads.shape[1] - kv_heads, kv_heads), 1)
+        query, key = rotate(turned, *rotation).split((turned.shape[1] - kv_heads, kv_heads), 1)
+        self.write(key, value, cache, meta)
+        return query
 
     def attend(
         self,
@@ -37,7 +46,7 @@ class AttentionBackend(Protocol):
         """``[T, Hq, Dk]`` queries over the slots that ``meta`` lets each see: ``[T, Hq, Dv]``."""
 
 
-class TorchBackend:
+class TorchBackend(AttentionBackend):
     """The kernels as they are: C++ on a CPU, else their torch references."""
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
