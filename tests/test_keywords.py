@@ -81,6 +81,7 @@ WORKS = {
     "num_gpu_blocks_override": (40, lambda llm, path: llm.memory_plan().num_blocks == 40),
     "load_format": ("safetensors", None),
     "device": ("cpu", lambda llm, path: llm.llm_engine.target.device == "cpu"),
+    "scheduling_policy": ("priority", lambda llm, path: llm.llm_engine.args.scheduling_policy == "priority"),
     "async_scheduling": (True, lambda llm, path: type(llm.llm_engine.core).__name__ == "LateEngineCore"),
     "structured_outputs_config": (
         {"disable_any_whitespace": True},

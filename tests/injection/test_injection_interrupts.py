@@ -13,6 +13,14 @@ from specdecode.api.interrupts import held_back_interrupts
 ORDERS = pytest.mark.parametrize("order", ["plain", "late"])
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A process started in the background of a shell ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted(rig, asks):
     with pytest.raises(KeyboardInterrupt):
         rig.generate(asks)

@@ -182,7 +182,11 @@ def test_generate_arguments(llm):
     refused(lambda: llm.generate([prompt] * 3, [GREEDY] * 2), "sampling_params", "3", "2")
     refused(lambda: llm.generate(prompt, {"temperature": 0}), "sampling_params")
     refused(lambda: llm.generate(prompt, GREEDY, lora_request=object()), "lora_request")
-    refused(lambda: llm.generate(prompt, GREEDY, priority=[1]), "priority")
+    refused(
+        lambda: llm.generate(prompt, GREEDY, priority=[1]), "priority[0]=1", "scheduling_policy", "'fcfs'"
+    )
+    refused(lambda: llm.generate(prompt, GREEDY, priority=[0, 0]), "priority", "2", "1")
+    refused(lambda: llm.generate(prompt, GREEDY, priority=["high"]), "priority[0]", "integer", "high")
 
 
 def test_a_request_id_in_use(checkpoint):

@@ -193,3 +193,18 @@ def test_every_request_gets_to_its_end(lengths, blocks, budget, accept, draft, c
         assert run_step(sched, accept, draft)
     assert all(r.status is Status.FINISHED and len(r.token_ids) == r.limit for r in requests)
     assert sched.pool.num_free == sched.pool.num_blocks
+
+
+def test_lower_priorities_are_admitted_first_and_preempted_last():
+    sched = scheduler(blocks=6, max_num_seqs=3)
+    late, urgent, first = (request(name, 4, output=20) for name in ("late", "urgent", "first"))
+    late.priority, urgent.priority = 5, -1
+    for one in (late, urgent, first):
+        sched.add(one)
+    assert list(sched.waiting) == [urgent, first, late]
+    plan = sched.schedule()
+    assert plan is not None and [row.request for row in plan.rows] == [urgent, first, late]
+    while late.status is Status.RUNNING:  # until the pool is full
+        run_step(sched)
+    assert [one.status for one in (urgent, first)] == [Status.RUNNING] * 2
+    assert sched.running == [urgent, first] and list(sched.waiting) == [late]

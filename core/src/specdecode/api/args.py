@@ -87,6 +87,10 @@ class EngineFields:
         "where weights come from; dummy: random ones", default="auto"
     )
     device: str = option('torch device; auto: "cuda" if there is one', default="auto")
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "who is served first, and preempted last: who came first, or who has the lower priority",
+        default="fcfs",
+    )
     async_scheduling: bool = option("let the host run one step behind the device", default=False)
     structured_outputs_config: StructuredOutputsConfig = option(
         "defaults of structured outputs: a mapping or a StructuredOutputsConfig",

@@ -114,12 +114,19 @@ class LLMEngine:
         check_prompt(tokenized, self.target.vocab_size, self.target.max_model_len, where=where)
         return tokenized
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams, **refused: Any) -> None:
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, **refused: Any
+    ) -> None:
         """Queue a request of ``params.n`` completions, as ``params`` are now.
 
+        Args:
+            priority: under ``scheduling_policy="priority"`` lower ones are admitted first and
+                preempted last; equal ones in the order they come.
+
         Raises:
-            ConfigError: the prompt or the parameters cannot be served, or the id is in use.
+            ConfigError: the prompt, the parameters or the priority cannot be served, or the id is in use.
         """
+        self.check_priority(priority)
         if foreign := {name: value for name, value in refused.items() if value is not None}:
             raise ConfigError(
                 *(f"{name}={value!r} is refused: it is not built yet" for name, value in foreign.items())
@@ -129,16 +136,28 @@ class LLMEngine:
                 f"request_id {request_id!r} is in use: choose another, or wait until it has ended"
             )
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else self.prepare(prompt, params)
-        self._add(request_id, tokenized, params.snapshot())
+        self._add(request_id, tokenized, params.snapshot(), priority)
 
-    def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> None:
+    def check_priority(self, priority: Any, where: str = "priority") -> None:
+        """Raise ConfigError if it is no integer, or not 0 although nobody looks at it."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise ConfigError(f"{where} must be an integer, got {priority!r}")
+        if priority and self.args.scheduling_policy != "priority":
+            raise ConfigError(
+                f"{where}={priority} has no effect with scheduling_policy={self.args.scheduling_policy!r}: "
+                "set scheduling_policy='priority', or leave it out"
+            )
+
+    def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
         group = RequestGroup(request_id, prompt, params)
         seed = resolve_seed(params.seed, self._unseeded)
         requests: list[Request] = []  # all are made before the first is queued: making one may raise
         for index in range(params.n):
             name = f"{request_id}/{index}#{next(self._serial)}"
             leader = requests[0] if requests else None
-            requests.append(self.build_request(name, prompt, params, seed=seed, index=index, leader=leader))
+            request = self.build_request(name, prompt, params, seed=seed, index=index, leader=leader)
+            request.priority = priority
+            requests.append(request)
         self._groups[request_id] = group
         try:
             for request in requests:

@@ -52,7 +52,7 @@ class LLM:
         prompt_adapter_request: Any = None,
         logits_processor: Any = None,
         *,
-        priority: Any = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete ``prompts``; outputs in their order.
 
@@ -63,6 +63,8 @@ class LLM:
             use_tqdm: show progress, with tokens per second and acceptance length.
             logits_processor: a callable or a list of them, for all requests of this call, before
                 their own ``logits_processors``.
+            priority: of all prompts, or one for each, under ``scheduling_policy="priority"``: lower ones
+                are served first.
 
         Whatever is raised, a KeyboardInterrupt included, ends the requests of this call and leaves
         the engine ready for the next one. What concerns one request only, like a logits processor
@@ -77,7 +79,6 @@ class LLM:
         given = {
             "lora_request": lora_request,
             "prompt_adapter_request": prompt_adapter_request,
-            "priority": priority,
         }
         if faults := [
             f"{name} is refused: it is not built yet" for name, value in given.items() if value is not None
@@ -86,6 +87,7 @@ class LLM:
         items = listed(prompts, prompt_token_ids)
         params = [self._final(wish, logits_processor) for wish in self._params_of(items, sampling_params)]
         engine = self.llm_engine
+        priorities = self._priorities_of(items, priority)
         tokenized = [
             engine.prepare(item, wish, where=f"prompts[{index}]")
             for index, (item, wish) in enumerate(zip(items, params, strict=True))
@@ -94,10 +96,10 @@ class LLM:
         strangers: list[RequestOutput] = []  # of requests that somebody else runs on the same engine
         with held_back_interrupts() as check_interrupt:
             try:
-                for prompt, wish in zip(tokenized, params, strict=True):
+                for prompt, wish, rank in zip(tokenized, params, priorities, strict=True):
                     request_id = self._free_id()
                     order[request_id] = len(order)
-                    engine.add_request(request_id, prompt, wish)
+                    engine.add_request(request_id, prompt, wish, priority=rank)
                 outputs = self._run(order, strangers, use_tqdm, check_interrupt)
             except BaseException:
                 engine.abort_request(list(order))
@@ -153,6 +155,18 @@ class LLM:
         )
         prompts = chat_prompts(self.get_tokenizer(), messages, options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _priorities_of(self, items: Sequence[Any], priority: int | Sequence[int] | None) -> list[int]:
+        if priority is None:
+            return [0] * len(items)
+        ranks = [priority] * len(items) if isinstance(priority, int) else list(priority)
+        if len(ranks) != len(items):
+            raise ConfigError(
+                f"priority has {len(ranks)} entries for {len(items)} prompts: give one for each"
+            )
+        for index, rank in enumerate(ranks):
+            self.llm_engine.check_priority(rank, f"priority[{index}]")
+        return ranks
 
     def _params_of(self, items: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None:

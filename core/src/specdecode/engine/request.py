@@ -104,6 +104,7 @@ class Request:
     token_ids: list[int] = attrs.Factory(lambda self: list(self.prompt_ids), takes_self=True)
     status: Status = Status.WAITING
     arrival: int = 0  #: how many were queued before it
+    priority: int = 0  #: lower ones come first
     finish_reason: str | None = None
     admitted: bool = False
     failed: bool = False  #: there is no token to draw after these; ends when that is delivered

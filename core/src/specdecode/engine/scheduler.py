@@ -37,14 +37,14 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """First come, first served; a full pool takes from the drafts, then from the youngest request."""
+    """First come, first served within a priority; a full pool takes from the drafts, then from the last."""
 
     def __init__(
         self, config: SchedulerConfig, pool: BlockPool, lifecycle: Lifecycle, num_kv_specs: int = 0
     ) -> None:
         self.config = config
         self.pool = pool
-        self.waiting: deque[Request] = deque()  # both in the order of arrival, the background's behind
+        self.waiting: deque[Request] = deque()  # both in the order of their turns, the background's behind
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._lifecycle = lifecycle
@@ -124,7 +124,7 @@ class Scheduler:
                 if not may_preempt:
                     return None
                 planned = {placed.request for placed in plan.rows}
-                # the youngest, and the background's before it
+                # the last in turn, and the background's before it
                 victim = next((other for other in reversed(self.running) if other not in planned), request)
                 self.preempt(victim)
                 if victim is request:
@@ -259,6 +259,6 @@ class Scheduler:
         self.pool.check([block for request in self.running for block in request.table.blocks])
 
 
-def _turn(request: Request) -> tuple[bool, int]:
+def _turn(request: Request) -> tuple[bool, int, int]:
     """Who comes first; fixed for life, so that a preempted request loses its place to nobody."""
-    return request.background, request.arrival
+    return request.background, request.priority, request.arrival
