@@ -180,3 +180,13 @@ def test_wrong_options_end_with_one_clear_message(invoke, tiny_model, arguments,
     assert result.exit_code == 1
     assert message in result.stderr and not result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_a_quantization_reaches_the_engine_and_the_title(invoke, tiny_model, prompts):
+    common = ("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "8", *NGRAM)
+    result = invoke(*common, "--quantization", "int8", "--device", "cpu", "--task", "mine")
+    assert result.exit_code == 0, result.output
+    assert ", int8, " in result.stdout and "yes" in result.stdout
+    refused = invoke(*common, "--quantization", "int3")
+    assert refused.exit_code == 1
+    assert "quantization" in refused.output and "int3" in refused.output

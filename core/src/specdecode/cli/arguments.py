@@ -65,6 +65,15 @@ SpecOption = Annotated[
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE)
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="NAME",
+        help="int8: weights of linear layers as int8, on a CPU.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)
 ]
@@ -137,11 +146,16 @@ def _parse_option(option: str) -> tuple[str, Any]:
 
 
 def engine_options(
-    dtype: str, device: str, max_model_len: int | None, no_plugin: Sequence[str] | None
+    dtype: str,
+    quantization: str | None,
+    device: str,
+    max_model_len: int | None,
+    no_plugin: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Keywords of :class:`~specdecode.LLM`."""
     return {
         "dtype": dtype,
+        "quantization": quantization,
         "device": device,
         "max_model_len": max_model_len,
         "disable_plugins": tuple(no_plugin or ()),

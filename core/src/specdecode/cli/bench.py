@@ -80,6 +80,7 @@ def bench(
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
     dtype: arguments.Dtype = "auto",
+    quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
@@ -109,7 +110,7 @@ def bench(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
     )
     settings = Settings(batch_sizes=sizes, repeats=repeats, chat=chat)
-    options = engine_options(dtype, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
     with engine_pair(model, speculation, max_batch_size=max(sizes), **options) as (plain, speculative):
         target = plain.llm_engine.target
         if dataset is not None:
@@ -125,6 +126,7 @@ def bench(
         **environment_of(target.device, {provider.dist: provider.version}),
         "model": model,
         "dtype": target.dtype,
+        "quantization": quantization,
         "speculative_config": speculation,
         "prompts": str(dataset or prompts or "built-in"),
         "dataset_format": dataset_format if dataset else None,
@@ -187,7 +189,8 @@ def _print(
     from specdecode.bench.report import cost_table_of, table_of
 
     console = Console()
-    title = f"{Path(model).name}, {environment['dtype']}, {environment['device_name']}"
+    stored = environment["quantization"] or environment["dtype"]
+    title = f"{Path(model).name}, {stored}, {environment['device_name']}"
     console.print(table_of(comparisons, title))
     console.print()
     console.print(cost_table_of(comparisons, "What drafting cost and where the time went"))

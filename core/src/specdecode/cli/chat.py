@@ -69,6 +69,7 @@ def chat(
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
     dtype: arguments.Dtype = "auto",
+    quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
@@ -88,7 +89,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    options = engine_options(dtype, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
     with LLM(model, speculative_config=speculation, **options) as llm:
         writer = JsonWriter() if as_json else TextWriter(llm.get_tokenizer() if show_drafts else None)
         talk = Conversation(llm.llm_engine, params, ChatOptions(chat_template=template), system)

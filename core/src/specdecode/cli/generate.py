@@ -64,6 +64,7 @@ def generate(
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
     dtype: arguments.Dtype = "auto",
+    quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
@@ -85,7 +86,7 @@ def generate(
         seed=seed,
         stop=stop or [],
     )
-    options = engine_options(dtype, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
     with LLM(model, speculative_config=speculation, **options) as llm:
         tokenizer = llm.get_tokenizer()
         # A bar is for the eyes: nobody watches one in a pipe.
