@@ -1,6 +1,6 @@
 """Building blocks of models, for core's decoder and for draft plugins."""
 
-from .attention import Attention, AttentionBackend, KVCache, Rotation, TorchBackend
+from .attention import Attention, AttentionBackend, KVCache, RotatingBackend, Rotation, TorchBackend
 from .embedding import VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
@@ -13,6 +13,6 @@ from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
     "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache",
-    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding", "Rotation",
-    "RowParallelLinear", "TorchBackend", "VocabEmbedding",
+    "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
+    "RotatingBackend", "Rotation", "RowParallelLinear", "TorchBackend", "VocabEmbedding",
 ]  # fmt: skip

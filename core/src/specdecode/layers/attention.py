@@ -7,7 +7,6 @@ from typing import Protocol, TypeAlias
 import torch
 from specdec_kernels.attention import AttentionMetadata, paged_attention
 from specdec_kernels.kv_write import rotate_and_write_kv, write_kv
-from specdec_kernels.rotary import rotate
 
 #: Keys and values of one layer: ``[num_blocks, block_size, Hkv, Dk]`` and ``[..., Dv]``.
 KVCache: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -21,19 +20,6 @@ class AttentionBackend(Protocol):
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
         """Store ``[T, Hkv, D]`` keys and values in the slots ``meta.write_slots``."""
 
-    def rotate_and_write(
-        self, heads: torch.Tensor, rotation: Rotation, cache: KVCache, meta: AttentionMetadata
-    ) -> torch.Tensor:
-        """Rotate and :meth:`write` what ``[T, Hq + 2 Hkv, D]`` holds: the queries, ``[T, Hq, D]``.
-
-        For a backend without a kernel that does both.
-        """
-        kv_heads = cache[0].shape[2]
-        turned, value = heads.split((heads.shape[1] - kv_heads, kv_heads), 1)
-        query, key = rotate(turned, *rotation).split((turned.shape[1] - kv_heads, kv_heads), 1)
-        self.write(key, value, cache, meta)
-        return query
-
     def attend(
         self,
         query: torch.Tensor,
@@ -46,7 +32,16 @@ class AttentionBackend(Protocol):
         """``[T, Hq, Dk]`` queries over the slots that ``meta`` lets each see: ``[T, Hq, Dv]``."""
 
 
-class TorchBackend(AttentionBackend):
+class RotatingBackend(AttentionBackend, Protocol):
+    """One that takes a fused projection whole, as the native decoder gives it."""
+
+    def rotate_and_write(
+        self, heads: torch.Tensor, rotation: Rotation, cache: KVCache, meta: AttentionMetadata
+    ) -> torch.Tensor:
+        """Rotate and :meth:`write` what ``[T, Hq + 2 Hkv, D]`` holds: the queries, ``[T, Hq, D]``."""
+
+
+class TorchBackend:
     """The kernels as they are: C++ on a CPU, else their torch references."""
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, meta: AttentionMetadata) -> None:
@@ -79,7 +74,7 @@ class Attention(torch.nn.Module):
     """
 
     def __init__(
-        self, scale: float, *, window: int | None = None, backend: AttentionBackend | None = None
+        self, scale: float, *, window: int | None = None, backend: RotatingBackend | None = None
     ) -> None:
         super().__init__()
         self.scale = scale

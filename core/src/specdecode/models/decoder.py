@@ -16,13 +16,13 @@ from specdec_kernels.rotary import apply_rotary
 
 from specdecode.layers import (
     Attention,
-    AttentionBackend,
     ColumnParallelLinear,
     KVCache,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
+    RotatingBackend,
     Rotation,
     RowParallelLinear,
     VocabEmbedding,
@@ -41,7 +41,7 @@ class SelfAttention(torch.nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        backend: AttentionBackend | None = None,
+        backend: RotatingBackend | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = (
@@ -126,7 +126,7 @@ class DecoderLayer(torch.nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        backend: AttentionBackend | None = None,
+        backend: RotatingBackend | None = None,
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
@@ -174,7 +174,7 @@ class Decoder(torch.nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
-        backend: AttentionBackend | None = None,
+        backend: RotatingBackend | None = None,
     ) -> None:
         super().__init__()
         self.config = config

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 
 from specdecode.contract import ConfigError
-from specdecode.layers import AttentionBackend, RMSNorm, VocabEmbedding
+from specdecode.layers import RMSNorm, RotatingBackend, VocabEmbedding
 from specdecode.layers.linear import Linear
 
 from .decoder import Decoder, DecoderLayer
@@ -39,7 +39,7 @@ def load_model(
     device: torch.device,
     max_model_len: int,
     load_format: str = "auto",
-    backend: AttentionBackend | None = None,
+    backend: RotatingBackend | None = None,
     quantization: str | None = None,
     exact: bool = False,
 ) -> Decoder | TransformersDecoder:

@@ -137,7 +137,7 @@ class _Shape:
     window: int | None = attrs.field(eq=False)
 
 
-class _Calls(AttentionBackend):
+class _Calls:
     """An attention backend that notes what each layer asks for; a layer's cache is its index."""
 
     def __init__(self) -> None:

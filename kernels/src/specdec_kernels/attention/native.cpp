@@ -20,7 +20,7 @@ constexpr int64_t MOST_GROUP = 64;
 
 struct Step {
     const void *query, *key_cache, *value_cache;
-    const int64_t *rows, *base, *positions, *extra, *table;
+    const int64_t *rows, *base, *extra, *table;
     void* out;
     int64_t tokens, query_stride, num_heads, kv_heads, key_dim, value_dim, block_size, max_blocks, levels, first,
         window;
@@ -286,12 +286,12 @@ void attend_step(const Step& s, int threads) {
 }  // namespace
 
 extern "C" void specdec_paged_attention(int dtype, const void* query, const void* key_cache, const void* value_cache,
-                                        const int64_t* rows, const int64_t* base, const int64_t* positions,
-                                        const int64_t* extra, const int64_t* table, void* out, int64_t tokens,
+                                        const int64_t* rows, const int64_t* base, const int64_t* extra,
+                                        const int64_t* table, void* out, int64_t tokens,
                                         int64_t query_stride, int64_t num_heads, int64_t kv_heads, int64_t key_dim,
                                         int64_t value_dim, int64_t block_size, int64_t max_blocks, int64_t levels,
                                         int64_t first, int64_t window, float scale, int threads) {
-    const Step step{query, key_cache, value_cache, rows, base, positions, extra, table, out, tokens, query_stride,
+    const Step step{query, key_cache, value_cache, rows, base, extra, table, out, tokens, query_stride,
                     num_heads, kv_heads, key_dim, value_dim, block_size, max_blocks, levels, first, window, scale};
     SPECDEC_BY_DTYPE(dtype, attend_step, step, threads);
 }

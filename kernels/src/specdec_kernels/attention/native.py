@@ -46,7 +46,6 @@ def paged_attention(
             (
                 meta.rows.data_ptr(),
                 meta.base.data_ptr(),
-                meta.positions.data_ptr(),
                 0 if extra is None else extra.data_ptr(),
                 table.data_ptr(),
             ),

@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "specdec_rotate": (_N, _P, _P, _P, _P, _I, _I, _I, _I, _I),
     "specdec_write_kv": (_P, _P, _P, _P, _P, _I, _I, _I, _I, _I),
     "specdec_rotate_and_write": (_N, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I),
-    "specdec_paged_attention": (_N, *[_P] * 9, *[_I] * 11, _F, _N),
+    "specdec_paged_attention": (_N, *[_P] * 8, *[_I] * 11, _F, _N),
     "specdec_dense_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
     "specdec_int8_linear": (_N, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N),
 }
