@@ -1,15 +1,76 @@
 #!/usr/bin/env bash
-# What depends on the device, on a machine with a CUDA GPU and the three packages installed:
-# the tests below take the GPU by themselves (device="auto").
-set -euo pipefail
+# What depends on the device, on a machine with a CUDA GPU and the three packages importable. In stages, each
+# with a time of its own, so that one fits into a session of a few minutes:
+#
+#     tests/run_on_gpu.sh [STAGE...]      # kernels engine lossless exact sanitizer; all, one after the other, if none
+#
+#   kernels    every kernel against its torch reference, float32 and bfloat16, rows invariant to the bit
+#   engine     the engine's own tests; they take the GPU by themselves (device="auto")
+#   lossless   float32: the tokens of each request alone, with every proposer, with graphs and without
+#   exact      the same in bfloat16
+#   sanitizer  the kernels' tests under compute-sanitizer (TOOL=memcheck, racecheck, synccheck or initcheck)
+#
+# BUDGET seconds a stage (280), WORKERS processes (12; Triton compiles in each, and shares what it compiled
+# through its cache), PYTEST_ARGS for pytest. Ends with the number of stages that failed.
+set -uo pipefail
 cd "$(dirname "$0")/.."
-python3 - <<'PY'
-import sys, torch, transformers
+BUDGET=${BUDGET:-280} WORKERS=${WORKERS:-12} TOOL=${TOOL:-memcheck}
+read -ra MORE <<<"${PYTEST_ARGS:-}"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONUNBUFFERED=1
+
+python3 - <<'PY' || exit 1
+import sys, torch, transformers, triton
 assert torch.cuda.is_available(), "no CUDA device"
-print("python", sys.version.split()[0], "torch", torch.__version__, "transformers", transformers.__version__)
-print(torch.cuda.get_device_name())
+print("python", sys.version.split()[0], "torch", torch.__version__, "triton", triton.__version__, end=" ")
+print("transformers", transformers.__version__, "on", torch.cuda.get_device_name())
 PY
-exec python3 -m pytest -q -n "${WORKERS:-6}" --dist loadgroup -m "not model" \
-    kernels/tests core/tests/models core/tests/sampling core/tests/engine core/tests/api core/tests/params \
-    tests/test_contract_scenarios.py tests/test_lossless.py tests/test_faulty_proposers.py \
-    tests/test_law_weighing_rules.py "$@"
+
+within() { timeout -k 10 "$BUDGET" "$@"; }
+tests() { within python3 -m pytest -q -n "$WORKERS" --dist worksteal -p no:cacheprovider "$@" ${MORE[@]+"${MORE[@]}"}; }
+
+kernels() { tests -m "not sweep" kernels/tests; }
+engine() {
+  tests -m "not model" core/tests/models core/tests/sampling core/tests/engine core/tests/api core/tests/params \
+    core/tests/verify tests/test_contract_scenarios.py tests/test_lossless.py tests/test_faulty_proposers.py \
+    tests/test_law_weighing_rules.py tests/conformance/test_conformance_gpu.py plugins/ngram/tests/test_ngram_device.py
+}
+lossless() { tests tests/test_gpu_exact.py tests/test_exact_gpu.py -k "not bfloat16"; }
+exact() { tests tests/test_gpu_exact.py tests/test_exact_gpu.py -k bfloat16; }
+
+# One process a file, several at a time. Without torch's own pool every tensor ends where its allocation does, so
+# that a read beyond it is seen. SANITIZE chooses tests by name: by default those that do not look for equal bits.
+sanitizer() {
+  local logs failed=0 file name jobs=() names=()
+  logs=$(mktemp -d)
+  for file in kernels/tests/test_gpu_*.py; do
+    name=$(basename "$file" .py)
+    [ "$name" = test_gpu_compiles ] && continue
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 within compute-sanitizer --tool "$TOOL" --target-processes all \
+      --error-exitcode 86 --print-limit 20 python3 -m pytest -q -x -p no:cacheprovider "$file" \
+      -m "not sweep" -k "${SANITIZE:-not bits}" ${MORE[@]+"${MORE[@]}"} >"$logs/$name" 2>&1 &
+    jobs+=($!) names+=("$name")
+  done
+  for i in "${!jobs[@]}"; do
+    wait "${jobs[$i]}"; local status=$?
+    echo "-- $TOOL ${names[$i]}: $([ $status = 0 ] && echo clean || echo "status $status (86: errors, 124: out of time)")"
+    grep -E "ERROR SUMMARY|passed|failed" "$logs/${names[$i]}" | tail -2
+    [ $status = 0 ] || { failed=1; grep -E "=========|Error" "$logs/${names[$i]}" | head -40; }
+  done
+  rm -rf "$logs"
+  return $failed
+}
+
+[ $# -gt 0 ] || set -- kernels engine lossless exact sanitizer
+failed=0
+for stage in "$@"; do
+  case $stage in
+    kernels | engine | lossless | exact | sanitizer) ;;
+    *) echo "no stage '$stage': kernels, engine, lossless, exact, sanitizer" >&2; exit 64 ;;
+  esac
+done
+for stage in "$@"; do
+  began=$SECONDS
+  if "$stage"; then outcome=passed; else outcome="FAILED (status $?)"; failed=$((failed + 1)); fi
+  echo "== $stage: $outcome, $((SECONDS - began)) s"
+done
+exit $failed

@@ -78,11 +78,11 @@ def test_two_requests_make_up_for_the_same_blocks(lab, method, order):
 
 
 def test_commits_tell_the_whole_text(lab):
-    """In the plain order before ``propose``; in the late order they lag, and never overtake."""
-    asks = lab.mixed()
+    """In the plain order before ``propose``; of rows in their seats they lag, and never overtake."""
+    asks = [ask for index, ask in enumerate(lab.mixed(16)) if index % 8 in (0, 1, 4, 6)]
     lagging = {}
     for order in ("plain", "late"):
-        with lab.rig("oracle", asks, order, num_gpu_blocks_override=40) as rig:
+        with lab.rig("self-draft", asks, order, num_gpu_blocks_override=40) as rig:
             rig.generate(asks)
             lagging[order] = rig.recording.lagging
     assert lagging["plain"] == 0 < lagging["late"]

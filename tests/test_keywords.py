@@ -68,6 +68,7 @@ WORKS = {
     "dtype": ("float", lambda llm, path: llm.llm_engine.target.dtype == "float32"),
     "quantization": (None, None),  # int8 wants bfloat16: tests/test_exact_rows.py
     "exact": (True, None),
+    "attention_backend": ("native", None),
     "revision": ("main", None),
     "seed": (7, lambda llm, path: llm.llm_engine.args.seed == 7),
     "gpu_memory_utilization": (0.5, None),
@@ -82,7 +83,10 @@ WORKS = {
     "load_format": ("safetensors", None),
     "device": ("cpu", lambda llm, path: llm.llm_engine.target.device == "cpu"),
     "scheduling_policy": ("priority", lambda llm, path: llm.llm_engine.args.scheduling_policy == "priority"),
-    "async_scheduling": (True, lambda llm, path: type(llm.llm_engine.core).__name__ == "LateEngineCore"),
+    "async_scheduling": (
+        True,
+        lambda llm, path: type(llm.llm_engine.core).__name__ == "OverlappedEngineCore",
+    ),
     "structured_outputs_config": (
         {"disable_any_whitespace": True},
         lambda llm, path: llm.llm_engine.args.structured_outputs_config.disable_any_whitespace,
@@ -227,7 +231,7 @@ def test_an_old_spelling_runs_and_one_warning_prints_the_new_one(checkpoint, exp
     (message,) = written(caplog)
     told = message.split("write speculative_config=")[1].split(";")[0]
     assert eval(told) == TODAY == dict(llm.llm_engine.args.speculative_config)
-    assert ("on the host" in message) == ("ngram_gpu" in str(keywords))
+    assert ("where the target does" in message) == ("ngram_gpu" in str(keywords))
 
 
 def test_todays_flat_spelling_is_not_warned_about(caplog):

@@ -41,7 +41,7 @@ def users_metrics(rig):
     return {
         metric.name: metric.value
         for metric in rig.llm.get_metrics()
-        if "shadow" not in metric.name and "seconds" not in metric.name
+        if not any(part in metric.name for part in ("shadow", "seconds", "host_waits"))
     } | {
         metric.name: metric.value["count"]
         for metric in rig.llm.get_metrics()
@@ -175,11 +175,24 @@ def corrupt(core):
     import attrs
 
     verify = core.verification.verify
+    if hasattr(core, "steady"):  # where rows go on by themselves, on what they report and go on from
+        run = core.steady.run
+
+        def steadily(rows, tokens, draft):
+            output = run(rows, tokens, draft)
+            report = output.results.report
+            for row, (count, accepted, drafted, *_) in enumerate(report.tolist()):
+                if accepted == drafted > 0:
+                    wrong = (report[row, 2 + count] + 1) % 300
+                    report[row, 2 + count :] = core.steady.seats.last[row] = wrong
+            return output
+
+        core.steady.run = steadily
 
     def mutant(plan, target):
         verdicts, outcomes = verify(plan, target)
         for index, (verdict, outcome) in enumerate(zip(verdicts, outcomes, strict=True)):
-            if len(verdict.accepted) == len(outcome.row.drafts) > 0:
+            if len(verdict.accepted) == outcome.drafted > 0:
                 tokens = (*verdict.tokens[:-1], (verdict.tokens[-1] + 1) % 300)
                 verdicts[index] = attrs.evolve(verdict, tokens=tokens)
                 outcomes[index] = attrs.evolve(outcome, drawn=attrs.evolve(outcome.drawn, ids=tokens))
@@ -241,7 +254,7 @@ def corrupt_to(core, swap):
     def mutant(plan, target):
         verdicts, outcomes = verify(plan, target)
         for index, (verdict, outcome) in enumerate(zip(verdicts, outcomes, strict=True)):
-            if outcome.row.drafts:
+            if outcome.drafted:
                 tokens = (*verdict.tokens[:-1], swap.get(verdict.tokens[-1], verdict.tokens[-1]))
                 verdicts[index] = attrs.evolve(verdict, tokens=tokens)
                 outcomes[index] = attrs.evolve(outcome, drawn=attrs.evolve(outcome.drawn, ids=tokens))

@@ -1,16 +1,82 @@
-"""The kernels of a forward pass are tested twice: the C++ ones and their torch references."""
+"""The kernels of a forward pass are tested as C++, as Triton and as their torch references.
+
+Without a GPU, Triton's kernels run under its interpreter. It must be asked for before Triton and the
+kernels are imported, which is done here; after that it is on in the tests of Triton kernels alone
+(``test_gpu_*.py`` and the ``triton`` implementation of others), so that no other test of the process gets
+slow kernels.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import pkgutil
+
 import pytest
+import specdec_kernels
+import torch
+from specdec_kernels.gpu import launching
 from specdec_kernels.native import loading
 
+_ON_A_CARD = torch.cuda.is_available()
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
-@pytest.fixture(params=["native", "torch"])
+
+def _import_for_the_interpreter() -> None:
+    asked = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        for package in pkgutil.iter_modules(specdec_kernels.__path__, "specdec_kernels."):
+            if importlib.util.find_spec(f"{package.name}.gpu") is not None:
+                importlib.import_module(f"{package.name}.gpu")
+    finally:
+        if asked is None:
+            del os.environ["TRITON_INTERPRET"]
+        launching.interpreted.cache_clear()  # a module may have asked while it was imported
+
+
+if _HAS_TRITON and not _ON_A_CARD:
+    _import_for_the_interpreter()
+
+
+@pytest.fixture
+def interpreter():
+    """Triton's kernels take CPU tensors; on a card nothing changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not _ON_A_CARD:
+            patch.setenv("TRITON_INTERPRET", "1")
+        launching.interpreted.cache_clear()
+        yield
+    launching.interpreted.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_for_kernels_of_a_gpu(request):
+    if request.path.name.startswith("test_gpu_"):
+        request.getfixturevalue("interpreter")
+
+
+@pytest.fixture(params=["native", "torch", "triton"])
 def implementation(request, monkeypatch):
-    """Which of the two a test runs on; skipped where the C++ kernels cannot be had."""
-    if request.param == "torch":
-        monkeypatch.setattr(loading, "library", lambda: None)
-    elif loading.library() is None:
-        pytest.skip("the C++ kernels could not be compiled here")
+    """Which of the three a test runs on; skipped where it cannot be had."""
+    if request.param == "native":
+        if loading.library() is None:
+            pytest.skip("the C++ kernels could not be compiled here")
+        return request.param
+    monkeypatch.setattr(loading, "library", lambda: None)
+    if request.param == "triton":
+        if not _HAS_TRITON:
+            pytest.skip("there is no Triton")
+        if _ON_A_CARD:
+            pytest.skip("the interpreter is for machines without a GPU; test_gpu_*.py run on one")
+        request.getfixturevalue("interpreter")
     return request.param
+
+
+def pytest_collection_modifyitems(config, items):
+    """Larger sweeps run if they are asked for (``-m sweep``)."""
+    if "sweep" not in config.option.markexpr:
+        swept = [item for item in items if item.get_closest_marker("sweep")]
+        config.hook.pytest_deselected(items=swept)
+        items[:] = [item for item in items if item not in swept]

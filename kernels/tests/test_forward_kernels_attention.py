@@ -9,7 +9,11 @@ import torch
 from specdec_kernels.attention import AttentionMetadata, paged_attention, plan
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.usefixtures("implementation")
+# The Triton kernel has tests of its own: the interpreter takes milliseconds a program.
+pytestmark = [
+    pytest.mark.usefixtures("implementation"),
+    pytest.mark.parametrize("implementation", ["native", "torch"], indirect=True),
+]
 
 BLOCK = 4
 BLOCKS = 400

@@ -71,6 +71,8 @@ def test_ids_are_stable():
         "isolation.neighbours", "isolation.forgets-requests", "isolation.namespaces",
         "state.as-stateless", "state.after-failures", "lossless.greedy", "lossless.seeded",
         "failure.costs-drafts-only", "failure.recovers", "failure.frees-unasked",
+        "graphs.static-steps", "graphs.fixed-addresses", "graphs.copies-nothing", "graphs.never-waits",
+        "graphs.replays",
     }  # fmt: skip
 
 
@@ -218,6 +220,34 @@ def test_waits_for_the_device_are_seen(name):
     with SyncWatch(seen.append):
         (WAITS | NO_WAITS)[name](torch.tensor([1, 0, 2]))
     assert bool(seen) is (name in WAITS), seen
+
+
+COPIES = {
+    "tensor": lambda tensor: torch.tensor([1, 2], device=tensor.device),
+    "as_tensor": lambda tensor: tensor + torch.as_tensor(2),
+    "read by list": lambda tensor: tensor[[0, 1]],
+    "written by list": lambda tensor: tensor.clone().__setitem__([0, 1], 0),
+    "read by array": lambda tensor: tensor[np.array([0, 1])],
+}
+NO_COPIES = {
+    "made there": lambda tensor: torch.arange(3, device=tensor.device) + torch.zeros_like(tensor),
+    "slice": lambda tensor: tensor[1:],
+    "number": lambda tensor: tensor.clone().__setitem__(0, 5),
+    "as_tensor of one": lambda tensor: torch.as_tensor(tensor),
+}
+
+
+@pytest.mark.parametrize("name", [*WAITS, *COPIES, *NO_WAITS, *NO_COPIES])
+def test_copies_from_the_host_are_seen_where_asked_for(name):
+    seen, unasked = [], []
+    tensor = torch.tensor([1, 0, 2])
+    every = WAITS | COPIES | NO_WAITS | NO_COPIES
+    with SyncWatch(seen.append, copies=True):
+        every[name](tensor)
+    assert bool(seen) is (name in {**WAITS, **COPIES}), seen
+    with SyncWatch(unasked.append):
+        every[name](tensor)
+    assert bool(unasked) is (name in WAITS), unasked
 
 
 def test_waits_of_core_are_not_the_proposers():

@@ -87,9 +87,16 @@ def test_a_step_that_raises_can_be_repeated(lab, monkeypatch, method, order, whe
 @pytest.mark.parametrize("at", [0, 4])
 def test_generate_passes_it_on_and_serves_the_next_call(lab, monkeypatch, method, order, where, at):
     asks = lab.mixed(5, max_tokens=9)
-    with lab.rig(method, asks, order, num_gpu_blocks_override=40) as rig:
+    seated = order == "late" and at > 0 and where != "pool"
+    if seated:
+        asks = [ask for index, ask in enumerate(lab.mixed(16, max_tokens=20)) if index % 8 in (0, 1, 4, 6)]
+    with lab.rig(method, asks, order, num_gpu_blocks_override=40 + 40 * seated) as rig:
         with monkeypatch.context() as patch:
-            breaking(patch, *places(rig)[where], RuntimeError(OUT_OF_MEMORY), at=at)
+            if seated:
+                error = RuntimeError(OUT_OF_MEMORY)
+                breaking(patch, rig.core.steady, "run", error, at=2, after=where == "verify")
+            else:
+                breaking(patch, *places(rig)[where], RuntimeError(OUT_OF_MEMORY), at=at)
             with pytest.raises(RuntimeError, match="out of memory"):
                 rig.generate(asks)
         idle(rig)

@@ -113,8 +113,9 @@ class Driver:
                 and "usage" not in metric.name
                 and "num_requests" not in metric.name
             ):
-                assert metric.value >= self.counters.get(metric.name, 0), metric.name
-                self.counters[metric.name] = metric.value
+                key = metric.name, *metric.labels.items()
+                assert metric.value >= self.counters.get(key, 0), key
+                self.counters[key] = metric.value
         for state in self.rig.core.outputs.values():
             request = state.request
             free = self.lab.ask(request.prompt_ids, **self._unstopped(request.params))

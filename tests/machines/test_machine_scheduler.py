@@ -125,16 +125,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(steps):
             self.one_step(accept, draft, feeds)
 
-    @rule()
-    def refuse_to_preempt(self):
-        """With ``may_preempt=False`` nothing is taken from anybody."""
-        before, preempted = list(self.sched.running), self.sched.num_preemptions
-        plan = self.sched.schedule(may_preempt=False)
-        assert self.sched.num_preemptions == preempted
-        assert set(before) <= set(self.sched.running)
-        if plan is not None:
-            self.run(plan, 0, 0, True)
-
     # -- a step ---------------------------------------------------------------------------------
     def one_step(self, accept, draft, feeds):
         waiting = [request for request in self.sched.waiting if not request.waits_for_leader]

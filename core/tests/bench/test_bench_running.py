@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from specdecode import SamplingParams
 from specdecode.bench.counters import Counters
-from specdecode.bench.report import advice_on, as_json, overall, rows_of
+from specdecode.bench.report import advice_on, as_json, cost_table_of, overall, rows_of, table_of
 from specdecode.bench.running import Settings, compare, count_runs, encode, fitting
 from specdecode.bench.tasks import Prompt, Task
 from specdecode.contract import ConfigError
@@ -33,7 +33,8 @@ class FakeEngine:
     target's. ``wrong``: prompts whose third token is another.
     """
 
-    def __init__(self, clock, drafted=0, wrong=(), log=None, propose=0.0):
+    def __init__(self, clock, drafted=0, wrong=(), log=None, propose=0.0, labels=None):
+        self.labels = labels or {}
         self.clock, self.drafted, self.wrong, self.propose = clock, drafted, wrong, propose
         self.log = [] if log is None else log
         self.counts = dict.fromkeys(("generated", "decode", "steps", "drafts", "accepted", "gaps"), 0)
@@ -81,7 +82,7 @@ class FakeEngine:
             values["vllm:spec_decode_num_draft_tokens"] = c["drafts"] * self.drafted
             values["vllm:spec_decode_num_accepted_tokens"] = c["accepted"]
             values["vllm:spec_decode_num_accepted_tokens_per_pos"] = [c["drafts"]] * self.drafted
-        return [SimpleNamespace(name=name, value=value) for name, value in values.items()]
+        return [SimpleNamespace(name=name, value=value, labels=self.labels) for name, value in values.items()]
 
 
 @pytest.fixture
@@ -248,6 +249,17 @@ def test_all_tasks_together_add_counts_and_times(clock):
     assert overall(found[:1]) == []
 
 
+def test_synthetic_acceptance_is_marked_in_rows_and_tables(clock):
+    speculative = FakeEngine(clock, drafted=2, labels={"acceptance": "synthetic"})
+    found = run(clock, FakeEngine(clock), speculative, [task("t", "a"), task("u", "b")])
+    assert [row.synthetic for row in rows_of([*found, *overall(found)])] == [False, True] * 3
+    methods = table_of(found, "title").columns[1].cells
+    assert [cell.endswith(", synthetic") for cell in methods] == [False, True] * 3
+    assert all(cell.endswith(", synthetic") for cell in cost_table_of(found, "title").columns[0].cells)
+    real = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=2), [task("t", "a")])
+    assert not any(row.synthetic for row in rows_of(real))
+
+
 def test_the_json_object_has_the_promised_shape(clock):
     found = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=2), [task("t", "a")])
     report = as_json({"device": "cpu"}, rows_of(found), "a line")
@@ -264,6 +276,7 @@ def test_the_json_object_has_the_promised_shape(clock):
             "tokens_per_target_step",
             "acceptance_per_position",
             "identical",
+            "synthetic",
             "acceptance_rate",
             "drafts_per_target_step",
             "cost_ratio",

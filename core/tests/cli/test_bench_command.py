@@ -1,5 +1,6 @@
 """``specdecode bench`` on a real engine with a tiny model."""
 
+import gzip
 import json
 
 import pytest
@@ -16,6 +17,7 @@ ROW = {
     "tokens_per_target_step",
     "acceptance_per_position",
     "identical",
+    "synthetic",
     "acceptance_rate",
     "drafts_per_target_step",
     "cost_ratio",
@@ -84,6 +86,37 @@ def test_json_is_one_object_and_the_only_output(invoke, tiny_model, prompts, tmp
     )
 
 
+def test_a_profile_says_where_a_step_goes(invoke, tiny_model, prompts, tmp_path):
+    traces = tmp_path / "traces" / "here"
+    common = ("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "40", "--ignore-eos", *NGRAM)
+    common += ("--batch-size", "1,2", "--profile", "--trace-dir", str(traces), "--device", "cpu")
+    result = invoke(*common, "--json")
+    assert result.exit_code == 0, result.output
+    profiles = json.loads(result.stdout)["profile"]
+    assert [(p["method"], p["batch_size"]) for p in profiles] == [
+        (method, size) for size in (1, 2) for method in ("plain", "ngram")
+    ]
+    for found in profiles:
+        parts = [found[f"{part}_ms"] for part in ("target", "verify", "draft", "host")]
+        assert sum(parts) == pytest.approx(found["step_ms"]) and found["idle_ms"] is None
+        assert min(found["target_ms"], found["verify_ms"], found["host_ms"]) > 0
+        assert (found["draft_ms"] > 0) == (found["method"] == "ngram")
+        with gzip.open(found["trace"], "rt") as file:
+            names = {event.get("name") for event in json.load(file)["traceEvents"]}
+        assert {"specdecode:step", "specdecode:target", "specdecode:prefill"} <= names
+    # 40 tokens: the first one is the prompt's, the others take a step each without drafts.
+    assert profiles[0]["steps"] == 39 > profiles[1]["steps"]
+    shown = invoke(*common).stdout
+    assert "Where a decode step's time went" in shown and str(traces) in shown
+
+
+def test_traces_that_cannot_be_written_are_told_before_the_work(invoke, tiny_model, tmp_path):
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "traces")
+    result = invoke("bench", "-m", tiny_model, "--profile", "--trace-dir", place, *NGRAM)
+    assert result.exit_code == 1 and "--trace-dir: cannot make" in result.stderr
+
+
 def test_seeded_sampling_is_compared_too(invoke, tiny_model, prompts):
     result = invoke(
         "bench", "-m", tiny_model, "--prompts", prompts, "--task", "letters", "--max-tokens", "16",
@@ -91,6 +124,20 @@ def test_seeded_sampling_is_compared_too(invoke, tiny_model, prompts):
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert [row["identical"] for row in json.loads(result.stdout)["rows"]] == [True, True]
+
+
+def test_synthetic_acceptance_is_marked_and_no_failure(invoke, tiny_model, prompts):
+    result = invoke(
+        "bench", "-m", tiny_model, "--prompts", prompts, "--task", "letters", "--max-tokens", "16", "--json",
+        "--spec-config",
+        '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1, '
+        '"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 1}',
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "synthetic acceptance" in result.stderr
+    plain, speculative = json.loads(result.stdout)["rows"]
+    assert (plain["synthetic"], speculative["synthetic"]) == (False, True)
+    assert speculative["acceptance_length"] == 1
 
 
 def test_the_table_names_every_row(invoke, tiny_model, prompts):

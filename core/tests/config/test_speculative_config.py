@@ -85,11 +85,12 @@ def test_what_is_no_mapping(given, message):
         ("disable_by_batch_size", "8", "must be an integer or None, got '8'"),
         ("adaptive", True, "must be False in this version, got True: the draft-length controller is not"),
         ("adaptive", 1, "must be true or false, got 1"),
-        ("rejection_sample_method", "typical", "must be 'invariant' or 'standard' or 'block' in this"),
-        ("rejection_sample_method", "synthetic", "must be 'invariant' or 'standard' or 'block' in this"),
+        ("rejection_sample_method", "typical", "must be 'invariant' or 'standard' or 'block' or"),
         ("rejection_sample_method", "strict", "must be one of 'invariant', 'standard', 'block',"),
-        ("synthetic_acceptance_rates", [0.5], "must be None in this version, got (0.5,): the synthetic rule"),
-        ("synthetic_acceptance_length", 2, "must be None in this version, got 2.0: the synthetic rule"),
+        ("synthetic_acceptance_rates", [0.5, 0.6], "must be numbers from 0 to 1, none larger than the one"),
+        ("synthetic_acceptance_rates", [1.5], "must be numbers from 0 to 1, none larger than the one before"),
+        ("synthetic_acceptance_rates", [], "must be numbers from 0 to 1, none larger than the one before"),
+        ("synthetic_acceptance_length", 0.5, "must be at least 1, got 0.5"),
     ],
 )
 def test_policy_keys_are_checked(key, value, message):
@@ -105,6 +106,31 @@ def test_policy_keys_are_checked(key, value, message):
 def test_rules_that_are_built(rule, probs):
     policy = structure(Policy, {"rejection_sample_method": rule}, "speculative_config")
     assert policy.rejection_sample_method == rule and policy.probs is probs
+
+
+RATES, LENGTH = {"synthetic_acceptance_rates": [0.9, 0.3]}, {"synthetic_acceptance_length": 2.5}
+SYNTHETIC = {"rejection_sample_method": "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            SYNTHETIC,
+            "'synthetic' wants one of synthetic_acceptance_rates and synthetic_acceptance_length, got nei",
+        ),
+        (SYNTHETIC | RATES | LENGTH, "synthetic_acceptance_rates and synthetic_acceptance_length, got both"),
+        (RATES, "synthetic_acceptance_rates have no effect under rejection_sample_method='invariant'"),
+        (LENGTH | {"rejection_sample_method": "block"}, "no effect under rejection_sample_method='block'"),
+    ],
+)
+def test_synthetic_acceptance_is_said_once_and_to_its_rule(given, message):
+    with pytest.raises(ConfigError) as raised:
+        structure(Policy, given, "speculative_config")
+    (fault,) = raised.value.faults
+    assert message in fault
+    structure(Policy, SYNTHETIC | RATES, "speculative_config")
+    structure(Policy, SYNTHETIC | LENGTH, "speculative_config")
 
 
 def test_values_of_today_pass():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from specdecode.testing.scripted.config import EagleConfig, Topology
-from specdecode.testing.scripted.trees import fill, grow, lens_within
+from specdecode.testing.scripted.trees import FixedTree, fill, grow
 
 VOCAB, HIDDEN = 40, 6
 PATHS = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 1, 2]]
@@ -58,13 +58,14 @@ def test_topology_of_paths():
     assert tree.parents == (-1, -1, -1, 0, 0, 1, 3, 4)
     assert tree.depths == (1, 1, 1, 2, 2, 2, 3, 3)
     assert (tree.depth, tree.fanout, tree.path(6)) == (3, 3, [0, 3, 6])
-    assert lens_within(tree, torch.tensor([0, 1, 2, 9])).tolist() == [0, 3, 6, 8]
+    placed = FixedTree(tree, torch.device("cpu"))
+    assert placed.lens_within(torch.tensor([0, 1, 2, 9])).tolist() == [0, 3, 6, 8]
 
 
 def test_a_fixed_tree_holds_the_ranked_child_at_each_node():
     head, tree = Head(batch=2), Topology.from_paths(PATHS)
     ids, _ = head.root(tree.fanout)
-    filled = fill(tree, head.expand(tree.fanout), ids, head.roots)
+    filled = fill(FixedTree(tree, torch.device("cpu")), head.expand(tree.fanout), ids, head.roots)
     for b, path in itertools.product(range(2), PATHS):
         hidden, token = head.roots[b], None
         for rank in path:

@@ -77,14 +77,20 @@ class Paged:
         return torch.tensor(values, device=self.device)
 
 
+@pytest.fixture
+def paged():
+    """The class :class:`Paged`: a decoder on a cache of its own."""
+    return Paged
+
+
 @pytest.fixture(params=DEVICES)
 def native(request):
-    """``native(checkpoint, max_model_len=512, dtype=float32)``: a paged decoder of it."""
+    """``native(checkpoint, max_model_len=512, dtype=float32, block_size=4)``: a paged decoder of it."""
     device = torch.device(request.param)
 
-    def build(path, *, max_model_len=512, dtype=torch.float32):
-        files = resolve_model(path)
-        return Paged(load_model(files, dtype=dtype, device=device, max_model_len=max_model_len))
+    def build(path, *, max_model_len=512, dtype=torch.float32, block_size=4):
+        decoder = load_model(resolve_model(path), dtype=dtype, device=device, max_model_len=max_model_len)
+        return Paged(decoder, block_size=block_size)
 
     return build
 

@@ -138,8 +138,8 @@ def test_policy_and_method_keys_are_refused_together(manager, target):
     }
     assert set(faults(manager, given, target)) == {
         "speculative_config.disable_by_batch_size must be at least 2, got 1",
-        "speculative_config.rejection_sample_method must be 'invariant' or 'standard' or 'block' in this "
-        "version, got 'typical', which is not built yet",
+        "speculative_config.rejection_sample_method must be 'invariant' or 'standard' or 'block' or "
+        "'synthetic' in this version, got 'typical', which is not built yet",
         "speculative_config.num_speculative_tokens is required: draft tokens proposed a step, 1 to 1024",
         "speculative_config.num_speculative_token is not a known key; did you mean 'num_speculative_tokens'?",
         "speculative_config.adaptve is not a known key; did you mean 'adaptive'?",

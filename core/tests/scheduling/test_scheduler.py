@@ -138,16 +138,6 @@ def test_later_completions_wait_for_the_first_ones_prompt_and_hit_it():
     assert rows["r.1"].start == 15 and second.target_floor == 16
 
 
-def test_no_preemption_when_none_is_allowed():
-    sched = scheduler(blocks=4, max_num_batched_tokens=64, prefix_caching=False)
-    sched.add(request("a", 7, 20))
-    sched.add(request("b", 7, 20))
-    run_step(sched)
-    run_step(sched)
-    assert sched.schedule(may_preempt=False) is None
-    assert sched.num_preemptions == 0 and len(sched.running) == 2
-
-
 def test_what_is_computed_again_after_a_failed_feed_keeps_its_slots():
     """They are not written again: given away, they would come back with another's KV in them."""
     config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, draft_layers=True, tapped=True)

@@ -1,11 +1,15 @@
 """The proposer through the contract: what it drafts, within which limits, and what it keeps."""
 
+from types import SimpleNamespace
+
 import attrs
 import numpy as np
 import pytest
 from specdec_ngram.config import NgramConfig
 from specdec_ngram.plugin import specdecode_proposers
 from specdecode.contract import API, Drafts, Place, Proposer, RequestInfo, Shape, StepView, Tokens
+
+ON_CPU = SimpleNamespace(target=SimpleNamespace(device="cpu"))
 
 
 @attrs.define
@@ -38,7 +42,7 @@ class Harness:
 
     @property
     def needs(self):
-        return self.spec.needs(self.config, None)
+        return self.spec.needs(self.config, ON_CPU)
 
     def add(self, request_id, token_ids=(), resumed=False):
         self.proposer.on_add(
@@ -75,7 +79,7 @@ class Harness:
 def harness(k=4, **bounds):
     (spec,) = specdecode_proposers()
     config = NgramConfig(num_speculative_tokens=k, **bounds)
-    return Harness(spec, config, spec.build(config, None))
+    return Harness(spec, config, spec.build(config, SimpleNamespace(needs=spec.needs(config, ON_CPU))))
 
 
 def test_the_spec_declares_what_it_reads_and_no_more():

@@ -55,7 +55,7 @@ class EngineFields:
     )
     exact: bool | None = option(
         "bits of a token that do not depend on what is computed beside it, so that output with and without "
-        "speculation is identical in every dtype; none: on a CPU, where its kernels can do it",
+        "speculation is identical in every dtype; none: where the kernels can do it",
         default=None,
     )
     revision: str | None = option("revision of the model on the hub", default=None)
@@ -63,7 +63,12 @@ class EngineFields:
     gpu_memory_utilization: float = option(
         "fraction of the GPU's memory to use, weights included", default=0.9, validator=_fraction
     )
-    enforce_eager: bool = option("no captured graphs; this version has none", default=False)
+    enforce_eager: bool = option("launch a GPU's kernels one by one, without captured graphs", default=False)
+    attention_backend: Literal["auto", "native", "flashinfer"] = option(
+        "kernels of attention: our own, or on a GPU FlashInfer's if it is installed; with those steps are "
+        "neither captured nor exact",
+        default="auto",
+    )
     max_model_len: int | None = option(
         "longest sequence, prompt included; none: the model's, or what the KV cache holds",
         default=None,
@@ -91,7 +96,9 @@ class EngineFields:
         "who is served first, and preempted last: who came first, or who has the lower priority",
         default="fcfs",
     )
-    async_scheduling: bool = option("let the host run one step behind the device", default=False)
+    async_scheduling: bool | None = option(
+        "let the host launch a step before it has read the one before; none: on a GPU", default=None
+    )
     structured_outputs_config: StructuredOutputsConfig = option(
         "defaults of structured outputs: a mapping or a StructuredOutputsConfig",
         default=StructuredOutputsConfig(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,18 +25,26 @@ from ..contract import (
 from ..engine.control import DraftPolicy
 from ..engine.drafting import Drafting
 from ..engine.guard import GuardedProposer
-from ..engine.loop import EngineCore, LateEngineCore
+from ..engine.loop import EngineCore
 from ..engine.metrics import EngineMetrics
+from ..engine.overlapped import OverlappedEngineCore
 from ..engine.request import Request
 from ..engine.scheduler import Scheduler, SchedulerConfig
 from ..engine.verification import Verification
 from ..kv import BlockPool
 from ..kv.store import KVStore, LayerShape, draft_layers
+from ..layers import RotatingBackend
+from ..layers.flashinfer_backend import flashinfer_backend
 from ..plugins import PluginManager, Prepared, default_manager, prepare
+from ..runner.graphs import row_buckets
+from ..runner.profiling import measure_steps
 from ..runner.runner import ModelRunner
-from ..verify import Rule, rule
+from ..verify import Rule, Synthetic, rule
 from .args import EngineArgs
-from .memory import MemoryPlan, plan_memory
+from .memory import MemoryPlan, graph_reserve, plan_memory, stage
+from .overlapping import make_steady, max_slots, overlaps
+
+logger = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
@@ -98,33 +107,35 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     needs = prepared.needs if prepared else None
 
     tokenizer = _load_tokenizer(args, target)
-    model = models.load_model(
-        target.files,
-        dtype=target.dtype,
-        device=target.device,
-        max_model_len=target.info.max_model_len,
-        load_format=args.load_format,
-        quantization=args.quantization,
-        exact=target.exact,
-    )
-    proposer = _load_proposer(prepared, args, model, target)
+    with stage("loading the model", target.device, remedy="use a smaller model or dtype='bfloat16'"):
+        model = models.load_model(
+            target.files,
+            dtype=target.dtype,
+            device=target.device,
+            max_model_len=target.info.max_model_len,
+            load_format=args.load_format,
+            quantization=args.quantization,
+            exact=target.exact,
+            backend=_attention_backend(args, target),
+        )
+    remedy = "use a smaller draft model, or speculate by a method without weights"
+    with stage("loading the draft method", target.device, remedy=remedy) as drafter:
+        proposer = _load_proposer(prepared, args, model, target)
 
     layers, drafts = _kv_layers(target, needs)
-    memory = plan_memory(
-        args,
-        model,
-        KVStore.block_bytes(args.block_size, layers, drafts),
-        target.info.max_model_len,
-        target.device,
-        scratch_bytes=needs.scratch_bytes if needs else 0,
-    )
+    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes)
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
-    store = KVStore(memory.num_blocks, args.block_size, layers, drafts, target.device)
-    runner = ModelRunner(model, store, pool, target.device, needs)
+    remedy = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else runs there"
+    with stage("allocating the KV cache", target.device, remedy=remedy, plan=memory):
+        store = KVStore(memory.num_blocks, args.block_size, layers, drafts, target.device)
+    runner = ModelRunner(model, store, pool, target.device, needs, max_slots(args, info, needs))
     core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
-    if proposer is not None:
-        _bind(proposer, args, store, info)
+    remedy = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True"
+    with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
+        if proposer is not None:
+            _bind(proposer, args, store, info)
+        core.prepare()
     return Engine(
         core=core,
         target=info,
@@ -134,6 +145,42 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         memory=memory,
         method=prepared.method if prepared else None,
         manager=manager,
+    )
+
+
+def _plan_memory(
+    args: EngineArgs,
+    model: Any,
+    target: ResolvedTarget,
+    needs: Needs | None,
+    layers: list[LayerShape],
+    drafts: list[list[LayerShape]],
+    draft_bytes: int,
+) -> MemoryPlan:
+    """Measure what the largest steps take, and give KV the rest."""
+    remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model"
+    with stage("running the largest step", target.device, remedy=remedy):
+        steps = measure_steps(
+            model,
+            layers,
+            needs,
+            block_size=args.block_size,
+            max_tokens=args.token_budget,
+            max_rows=args.max_num_seqs,
+            max_len=target.info.max_model_len,
+        )
+    captured = overlaps(args, target.device) and not args.enforce_eager
+    num_graphs = len(row_buckets(args.max_num_seqs)) * (2 if needs else 1) if captured else 0
+    return plan_memory(
+        args,
+        model,
+        KVStore.block_bytes(args.block_size, layers, drafts),
+        target.info.max_model_len,
+        target.device,
+        scratch_bytes=needs.scratch_bytes if needs else 0,
+        draft_bytes=draft_bytes,
+        steps=steps,
+        graph_bytes=graph_reserve(steps, num_graphs),
     )
 
 
@@ -152,7 +199,7 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
-    exact = models.is_native(files) and _exact(args.exact, dtype, device, info.head_dim)
+    exact = models.is_native(files) and _exact(args, dtype, device, info)
     return ResolvedTarget(files, device, dtype, exact, info)
 
 
@@ -165,18 +212,31 @@ def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetIn
         return None
     prepared = prepare(manager, args.speculative_config, target)
     verification = _rule(prepared)
-    if args.shadow_rate and verification.weigh is not None:
+    if args.shadow_rate and (verification.weigh is not None or not verification.lossless):
         raise Unsupported(
             f"shadow_rate={args.shadow_rate} compares tokens with and without speculation, which "
-            f"rejection_sample_method={verification.name!r} does not keep equal, only their law: use "
-            "'invariant', or leave shadow_rate out"
+            f"rejection_sample_method={verification.name!r} does not keep equal"
+            f"{', only their law' if verification.lossless else ''}: use 'invariant', or leave "
+            "shadow_rate out"
         )
     check_needs(prepared.needs, prepared.method, target, verification)
+    if not verification.lossless:
+        logger.warning(
+            "rejection_sample_method=%r accepts drafts by rate, whatever their tokens: the output is not "
+            "the model's. It is for benchmarks, and all that is measured with it is marked as synthetic",
+            verification.name,
+        )
     return prepared
 
 
 def _rule(prepared: Prepared | None) -> Rule:
-    return rule(prepared.policy.rejection_sample_method if prepared else "invariant")
+    if prepared is None:
+        return rule("invariant")
+    policy = prepared.policy
+    if policy.rejection_sample_method != "synthetic":
+        return rule(policy.rejection_sample_method)
+    rates, length = policy.synthetic_acceptance_rates, policy.synthetic_acceptance_length
+    return rule("synthetic", Synthetic.of(prepared.needs.width, rates, length))
 
 
 def _load_tokenizer(args: EngineArgs, target: ResolvedTarget) -> Any:
@@ -206,15 +266,31 @@ def _bind(proposer: Proposer, args: EngineArgs, store: KVStore, info: TargetInfo
             max_model_len=info.max_model_len,
         )
     )
-    proposer.warm((), lambda fn, bucket: fn)  # no graphs in this version: nothing to capture
+    proposer.warm((), lambda fn, bucket: fn)  # ``propose`` is captured as part of the step
 
 
-def _exact(wish: bool | None, dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
+def _exact(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: TargetInfo) -> bool:
     """Whether rows are to be invariant: as a rule wherever the kernels can do it."""
-    obstacle = models.why_not_exact(dtype, device, head_dim)
-    if wish and obstacle:
+    obstacle = models.why_not_exact(dtype, device, target)
+    if args.attention_backend == "flashinfer":
+        obstacle = "is not to be had of attention_backend='flashinfer': leave that out"
+    if args.exact and obstacle:
         raise ConfigError(f"exact=True {obstacle}")
-    return obstacle is None and wish is not False
+    return obstacle is None and args.exact is not False
+
+
+def _attention_backend(args: EngineArgs, target: ResolvedTarget) -> RotatingBackend | None:
+    """None: our own kernels."""
+    if args.attention_backend != "flashinfer":
+        return None
+    return flashinfer_backend(target.device, target.dtype)
+
+
+#: Why a rule cannot decide trees.
+_CHAINS_ONLY = {
+    "block": ": it weighs the drafts of one path together, and the nodes of a tree belong to several",
+    "synthetic": ": it has a rate for each draft of one path",
+}
 
 
 def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rule) -> None:
@@ -225,9 +301,9 @@ def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rul
     """
     if needs.shape is Shape.TREE and not verification.trees:
         raise Unsupported(
-            f"{method} drafts trees, and rejection_sample_method={verification.name!r} decides chains only: "
-            "it weighs the drafts of one path together, and the nodes of a tree belong to several; use "
-            "'standard' or 'invariant', or have the method draft a chain"
+            f"{method} drafts trees, and rejection_sample_method={verification.name!r} decides chains only"
+            f"{_CHAINS_ONLY.get(verification.name, '')}; use 'standard' or 'invariant', or have the method "
+            "draft a chain"
         )
     if EXTRA_LAYERS in needs.modules:
         raise Unsupported(
@@ -275,7 +351,7 @@ def _core(
     strict: bool,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
-    metrics = EngineMetrics(needs.depth if needs else 0)
+    metrics = EngineMetrics(needs.depth if needs else 0, synthetic=not verification.lossless)
     drafting = None
     if prepared is not None and proposer is not None:
         policy = DraftPolicy(
@@ -303,12 +379,14 @@ def _core(
     metrics.gauge("vllm:num_requests_running", lambda: scheduler.num_running)
     metrics.gauge("vllm:num_requests_waiting", lambda: scheduler.num_waiting)
     metrics.gauge("vllm:kv_cache_usage_perc", lambda: pool.usage)
-    kind = LateEngineCore if args.async_scheduling else EngineCore
-    return kind(
-        scheduler=scheduler,
-        runner=runner,
-        verification=Verification(verification, info.vocab_size),
-        drafting=drafting,
-        metrics=metrics,
-        tokenizer=tokenizer,
-    )
+    parts: dict[str, Any] = {
+        "scheduler": scheduler,
+        "runner": runner,
+        "verification": Verification(verification, info.vocab_size),
+        "drafting": drafting,
+        "metrics": metrics,
+        "tokenizer": tokenizer,
+    }
+    if not overlaps(args, runner.device):
+        return EngineCore(**parts)
+    return OverlappedEngineCore(steady=make_steady(args, runner, info, needs, verification), **parts)

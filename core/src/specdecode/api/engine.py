@@ -65,6 +65,7 @@ class LLMEngine:
         self.plugins = engine.manager
         self._eos_ids = engine.eos_ids
         self._defaults = engine.defaults
+        self._synthetic = not engine.core.verification.rule.lossless
         self._unseeded = UnseededStream(args.seed)
         self._bad_words = functools.lru_cache(
             functools.partial(_bad_words, self.tokenizer, self.target.vocab_size)
@@ -108,6 +109,11 @@ class LLMEngine:
                 raise ConfigError(*faults)
         self._bad_words(params.bad_words or ())
         if params.structure is not None:
+            if self._synthetic:
+                raise ConfigError(
+                    "structured_outputs cannot be kept under rejection_sample_method='synthetic', which "
+                    "accepts drafts whatever their tokens: use another rule, or leave structured_outputs out"
+                )
             self._grammars.check(params.structure)
         tokenized = tokenize(prompt, self.tokenizer, where=where)
         tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len)
@@ -286,7 +292,7 @@ class LLMEngine:
             outputs=[self._completion(group, state, delta) for state in group.states],
             finished=finished,
             prompt_logprobs=self._prompt_logprobs(group, delta),
-            metrics=_metrics(group),
+            metrics=_metrics(group, synthetic=self._synthetic),
             num_cached_tokens=group.states[0].request.stats.cached_tokens,
         )
 
@@ -372,7 +378,7 @@ def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWo
     return BadWords.of(words, encode, vocab_size)
 
 
-def _metrics(group: RequestGroup) -> RequestMetrics:
+def _metrics(group: RequestGroup, *, synthetic: bool) -> RequestMetrics:
     stats = [state.request.stats for state in group.states]
     first = [s.first_token for s in stats if s.first_token is not None]
     done = [s.finished for s in stats if s.finished is not None]
@@ -388,4 +394,5 @@ def _metrics(group: RequestGroup) -> RequestMetrics:
         draft_steps=sum(s.draft_steps for s in stats),
         steps=sum(s.steps for s in stats),
         preemptions=sum(s.preemptions for s in stats),
+        synthetic=synthetic,
     )

@@ -53,6 +53,7 @@ class RequestMetrics:
     preemptions: int
     discarded: int = 0  #: drafts accepted behind the end of the output: a stop, an end-of-sequence token
     bonus: int = 0  #: output tokens that the target drew at the end of a verification that had drafts
+    synthetic: bool = False  #: drafts were accepted by rate, whatever their tokens: the text means nothing
 
     @property
     def acceptance_length(self) -> float | None:

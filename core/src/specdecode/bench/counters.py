@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -13,6 +13,7 @@ class Reading(Protocol):
 
     name: str
     value: Any
+    labels: Mapping[str, str]
 
 
 #: Field of :class:`Counters` -> metric.
@@ -51,10 +52,12 @@ class Counters:
     token_gaps: int = 0  #: requests that wrote more than one token
     token_gap_seconds: float = 0.0  #: sum over them of the mean time from token to token
     accepted_per_position: tuple[int, ...] = ()
+    synthetic: bool = False  #: drafts were accepted by rate, whatever their tokens
 
     @classmethod
     def read(cls, metrics: Iterable[Reading]) -> Counters:
         """From ``LLM.get_metrics()``; an engine without speculation has none of the draft counters."""
+        metrics = list(metrics)
         values = {metric.name: metric.value for metric in metrics}
         gaps = values.get(_TOKEN_GAPS, {"count": 0, "sum": 0.0})
         counted: dict[str, Any] = {field: int(values.get(name, 0)) for field, name in _COUNTS.items()}
@@ -64,6 +67,10 @@ class Counters:
             token_gaps=gaps["count"],
             token_gap_seconds=gaps["sum"],
             accepted_per_position=tuple(values.get(_PER_POSITION, ())),
+            synthetic=any(
+                metric.name == _PER_POSITION and metric.labels.get("acceptance") == "synthetic"
+                for metric in metrics
+            ),
         )
 
     def __sub__(self, earlier: Counters) -> Counters:
@@ -76,10 +83,11 @@ class Counters:
         mine, theirs = self.accepted_per_position, other.accepted_per_position
         length = max(len(mine), len(theirs))
         mine, theirs = (v + (0,) * (length - len(v)) for v in (mine, theirs))
-        numbers = attrs.asdict(self, filter=attrs.filters.exclude("accepted_per_position"))
+        numbers = attrs.asdict(self, filter=attrs.filters.exclude("accepted_per_position", "synthetic"))
         return Counters(
             **{name: value + sign * getattr(other, name) for name, value in numbers.items()},
             accepted_per_position=tuple(a + sign * b for a, b in zip(mine, theirs, strict=True)),
+            synthetic=self.synthetic or other.synthetic,
         )
 
     @property

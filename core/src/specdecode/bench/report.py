@@ -15,6 +15,8 @@ from .running import PLAIN, Comparison, Measurement
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .profiling import StepProfile
+
 #: Distributions whose versions decide a measurement.
 DISTRIBUTIONS = ("specdec-core", "specdec-kernels", "torch", "transformers", "numpy")
 
@@ -33,6 +35,7 @@ class Row:
     tokens_per_target_step: float | None  #: tokens of a decode step, with drafts or without
     acceptance_per_position: tuple[float, ...] | None
     identical: bool  #: every run wrote the tokens of the first plain run
+    synthetic: bool  #: drafts were accepted by rate, whatever their tokens
     acceptance_rate: float | None  #: share of the draft tokens that were accepted
     drafts_per_target_step: float | None  #: gamma: draft tokens of a decode step, with drafts or without
     cost_ratio: float | None  #: c: time of one draft token by that of a plain step
@@ -69,6 +72,7 @@ def _row(measurement: Measurement, beside: Comparison | None = None) -> Row:
         tokens_per_target_step=counters.tokens_per_target_step,
         acceptance_per_position=counters.acceptance_per_position,
         identical=not measurement.mismatches,
+        synthetic=counters.synthetic,
         acceptance_rate=counters.acceptance_rate,
         drafts_per_target_step=counters.drafts_per_target_step,
         cost_ratio=beside.cost_ratio if beside else None,
@@ -116,13 +120,21 @@ def advice_on(comparisons: Sequence[Comparison]) -> str | None:
     return next((advice.line for advice in found if advice), None)
 
 
-def as_json(environment: Mapping[str, Any], rows: Iterable[Row], advice: str | None = None) -> dict[str, Any]:
-    """The object that ``specdecode bench --json`` prints."""
-    return {
+def as_json(
+    environment: Mapping[str, Any],
+    rows: Iterable[Row],
+    advice: str | None = None,
+    profiles: Iterable[StepProfile] | None = None,
+) -> dict[str, Any]:
+    """The object that ``specdecode bench --json`` prints; with ``--profile`` it has ``profile`` as well."""
+    result = {
         "environment": dict(environment),
         "rows": [attrs.asdict(row) for row in rows],
         "advice": advice,
     }
+    if profiles is not None:
+        result["profile"] = [attrs.asdict(profile) for profile in profiles]
+    return result
 
 
 def environment_of(device: str, plugins: Mapping[str, str]) -> dict[str, Any]:
@@ -179,7 +191,7 @@ def table_of(comparisons: Sequence[Comparison], title: str) -> Table:
 def _cells(row: Row) -> list[str]:
     return [
         row.task,
-        row.method,
+        f"{row.method}, synthetic" if row.synthetic else row.method,
         str(row.batch_size),
         f"{row.tokens_per_s:.1f}",
         f"{row.speedup:.2f}x",
@@ -211,7 +223,7 @@ def cost_table_of(comparisons: Sequence[Comparison], title: str) -> Table:
 def _cost_cells(row: Row) -> list[str]:
     times = (row.target_seconds, row.verify_seconds, row.propose_seconds)
     return [
-        row.task,
+        f"{row.task}, synthetic" if row.synthetic else row.task,
         str(row.batch_size),
         "-" if row.decode_speedup is None else f"{row.decode_speedup:.2f}x",
         _share(row.acceptance_rate),

@@ -229,6 +229,11 @@ def compare(
             yield Comparison(plain=first, speculative=second)
 
 
+def first_batch(task: Task, size: int, tokenizer: Any, *, chat: bool) -> tuple[list[int], ...]:
+    """Token ids of the prompts that :func:`compare` runs first at a batch size."""
+    return _batches(task, size, lambda text: encode(tokenizer, text, chat=chat))[0].token_ids
+
+
 @attrs.frozen
 class _Batch:
     """Prompts that are run together."""

@@ -254,4 +254,5 @@ def _told(metrics: Any, seconds: float) -> str:
     told = f"{tokens} tokens, {tokens / seconds:.1f} tokens/s"
     if metrics.acceptance_length is None:
         return told
-    return f"{told}, acceptance length {metrics.acceptance_length:.2f}"
+    kind = "synthetic acceptance" if metrics.synthetic else "acceptance"
+    return f"{told}, {kind} length {metrics.acceptance_length:.2f}"

@@ -133,7 +133,8 @@ def _drafted(metrics: Any, completion: Any) -> str:
     told = f"{accepted} of {tokens} tokens were accepted drafts"
     if metrics.acceptance_length is None:
         return told
-    return f"{told}; acceptance length {metrics.acceptance_length:.2f}, {metrics.steps} target steps"
+    kind = "synthetic acceptance" if metrics.synthetic else "acceptance"
+    return f"{told}; {kind} length {metrics.acceptance_length:.2f}, {metrics.steps} target steps"
 
 
 def _as_json(model: str, speculation: Any, texts: Sequence[str], outputs: Sequence[Any]) -> dict[str, Any]:

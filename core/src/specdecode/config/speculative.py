@@ -13,8 +13,11 @@ from specdecode.contract import ConfigError, Probs, option, within
 #: Rules of verification that are declared, those of them that work today, and those that weigh the
 #: probabilities of drafters.
 RULES = ("invariant", "standard", "block", "typical", "synthetic")
-RULES_BUILT = ("invariant", "standard", "block")
+RULES_BUILT = ("invariant", "standard", "block", "synthetic")
 RULES_WEIGHING = ("standard", "block")
+
+#: What says how many drafts the synthetic rule accepts: one of them.
+SYNTHETIC_KEYS = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 
 
 def _built_rule(_: Any, __: Any, value: str) -> None:
@@ -29,6 +32,13 @@ def _not_built(remedy: str) -> Any:
             raise ValueError(f"must be {attribute.default!r} in this version, got {value!r}: {remedy}")
 
     return check
+
+
+def _rates(_: Any, __: Any, value: tuple[float, ...] | None) -> None:
+    if value is None:
+        return
+    if not value or any(not 0 <= rate <= 1 for rate in value) or list(value) != sorted(value, reverse=True):
+        raise ValueError(f"must be numbers from 0 to 1, none larger than the one before, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -53,20 +63,37 @@ class Policy:
     )
     rejection_sample_method: Literal["invariant", "standard", "block", "typical", "synthetic"] = option(
         "rule of verification; invariant: same seed, same tokens, with and without speculation; "
-        "standard, block: the same law only, and more drafts accepted of a drafter that gives probabilities",
+        "standard, block: the same law only, and more drafts accepted of a drafter that gives probabilities; "
+        "synthetic: drafts accepted by a rate, whatever their tokens, to time a method without its weights",
         default="invariant",
         validator=_built_rule,
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = option(
-        "acceptance rate of each position under the synthetic rule",
+        "under the synthetic rule, for each draft the chance that it and all before it are accepted",
         default=None,
-        validator=_not_built("the synthetic rule is not built yet, leave the key out"),
+        validator=_rates,
     )
     synthetic_acceptance_length: float | None = option(
-        "mean acceptance length under the synthetic rule",
+        "under the synthetic rule, instead of rates: mean tokens a verification, the target's own counted; "
+        "it becomes the rates with the least variance",
         default=None,
-        validator=_not_built("the synthetic rule is not built yet, leave the key out"),
+        validator=within(1),
     )
+
+    def __attrs_post_init__(self) -> None:
+        given = [key for key in SYNTHETIC_KEYS if getattr(self, key) is not None]
+        if self.rejection_sample_method == "synthetic":
+            if len(given) != 1:
+                raise ValueError(
+                    f"rejection_sample_method='synthetic' wants one of {' and '.join(SYNTHETIC_KEYS)}, got "
+                    f"{'both' if given else 'neither'}"
+                )
+        elif given:
+            raise ValueError(
+                f"{' and '.join(given)} have no effect under "
+                f"rejection_sample_method={self.rejection_sample_method!r}: set it to 'synthetic', or leave "
+                "them out"
+            )
 
     @property
     def probs(self) -> Probs:

@@ -65,7 +65,11 @@ class Proposer(abc.ABC):
     def warm(
         self, buckets: Sequence[Bucket], capture: Callable[[Callable[[], Any], Bucket], Callable[[], Any]]
     ) -> None:
-        """Compile, and record graphs with ``capture(fn, bucket)``, which returns what replays ``fn``."""
+        """Compile. Called once behind ``bind``, before core captures ``propose`` of a method with ``graphs``.
+
+        ``capture(fn, bucket)`` returns what replays ``fn``, for graphs of a method's own; where there are
+        none to record it returns ``fn``, and there are no ``buckets``.
+        """
         return None
 
     def on_add(self, request: RequestInfo) -> None:

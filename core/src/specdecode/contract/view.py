@@ -48,10 +48,15 @@ class StepSource(Protocol):
 
 
 class _Shown:
-    """An attribute of the view: read from core if the Needs declare it."""
+    """An attribute of the view: read from core if the Needs declare it.
 
-    def __init__(self, remedy: str = "", declared: Callable[[Needs], object] = bool) -> None:
-        self._remedy, self._declared = remedy, declared
+    ``of_requests``: it is the host's alone, so that a graph has no place for it.
+    """
+
+    def __init__(
+        self, remedy: str = "", declared: Callable[[Needs], object] = bool, *, of_requests: bool = False
+    ) -> None:
+        self._remedy, self._declared, self._of_requests = remedy, declared, of_requests
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -59,6 +64,11 @@ class _Shown:
     def __get__(self, view: StepView, owner: type | None = None) -> Any:
         if self._remedy and not self._declared(view._needs):
             raise Undeclared(f"StepView.{self._name} was not declared: add {self._remedy} to Needs")
+        if self._of_requests and view._needs.graphs:
+            raise Undeclared(
+                f"StepView.{self._name} is not there with graphs=True: a graph is replayed for whichever "
+                "requests fill its rows; go by what is on the device, or leave graphs out of Needs"
+            )
         return view._read(self._name)
 
 
@@ -71,19 +81,27 @@ class StepView:
 
     ``B`` rows; ``F`` tokens are fed. Arrays are numpy for ``Place.HOST`` and torch tensors on the
     target's device for ``Place.DEVICE``, int64 unless said otherwise; taps are always torch.
+
+    For ``DEVICE`` a step may be a *static* one: every row is fed the same number of tokens, the last one
+    again where there are no more. With ``graphs=True`` it may be captured and replayed, and what is shown of
+    requests alone (``request_ids``, ``params``, ``allowed``) is never there. The rules are in
+    ``docs/contract.md``.
     """
 
     __slots__ = ("_kv", "_limits", "_needs", "_source")
 
     # per row, [B]
-    request_ids = _Shown()
-    params = _Shown()  #: SamplingParams
+    request_ids = _Shown(of_requests=True)
+    params = _Shown(of_requests=True)  #: SamplingParams
     committed_len = _Shown()  #: counts the last token, whose KV is not yet computed
     budget = _Shown()  #: most drafts; 0: feed, do not draft
     room = _Shown()  #: most levels, by max_tokens and the context
-    allowed = _Shown()  #: [B, vocab] bool: what grammars let come next; None if no row has one
+    #: [B, vocab] bool: what grammars let come next; None if no row has one
+    allowed = _Shown(of_requests=True)
     last_token = _Shown("tokens=NEW", lambda needs: needs.tokens >= Tokens.NEW)
-    history = _Shown("tokens=HISTORY", lambda needs: needs.tokens >= Tokens.HISTORY)  #: all committed ids
+    #: all committed ids: for ``HOST`` a sequence of ints for each row, for ``DEVICE`` one tensor
+    #: ``[B, L]`` int32, of which a row's first ``committed_len`` are its ids and the rest means nothing
+    history = _Shown("tokens=HISTORY", lambda needs: needs.tokens >= Tokens.HISTORY)
     own_len = _Shown("kv", lambda needs: needs.kv)  #: draft entries 0..own_len-1 are true
     # per fed token, [F]
     ids = _Shown("tokens=NEW or kv", lambda needs: needs.tokens >= Tokens.NEW or needs.kv)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import torch
 
-from ..contract import Commit, Needs, Proposer, RequestInfo, Shape, StepView
+from ..contract import Commit, Drafts, Needs, Proposer, RequestInfo, Shape, StepView, Tap
+from ..runner.inputs import SlotMap
 from ..runner.runner import ModelRunner, TargetOutput
+from ..runner.seats import Seats
+from ..runner.steady import SteadyOutput
 from ..sampling.batch import SamplingBatch
 from ..sampling.laws import law, laws_in_order
 from ..sampling.sampler import rank
@@ -21,6 +24,7 @@ from .guard import GuardedProposer
 from .metrics import EngineMetrics
 from .plan import RowPlan, StepPlan
 from .request import Request, Status
+from .static_feed import StaticFeed
 from .taking import take_drafts
 
 
@@ -40,7 +44,7 @@ class Drafting:
         self.proposer = proposer
         self.needs = needs
         self._rule = rule
-        self._policy = policy
+        self.policy = policy
         self._runner = runner
         self._vocab_size = vocab_size
         self._metrics = metrics
@@ -99,30 +103,88 @@ class Drafting:
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
             proposer.propose(StepView(self.needs, self._feed(fed, output)), drafts)
             self._advance_entries(rows)
-            faults = take_drafts(
-                drafts,
-                rows,
-                self._vocab_size,
-                chain=self.needs.shape is Shape.CHAIN,
-                weighed=self._rule.weigh is not None,
-            )
-            self._metrics.drafts_dropped.inc(faults)
+            self._take(drafts, rows)
 
         if not self.proposer.propose(draft) and not self.proposer.quarantined:
-            self._heal(plan)
+            self.heal(row.request for row in plan.rows)
+
+    def propose_static(
+        self,
+        output: SteadyOutput,
+        seats: Seats,
+        requests: Sequence[Request | None],
+        drafts: Drafts,
+    ) -> bool:
+        """Have ``drafts`` filled on the device, after a step over the seats; False if that failed."""
+        feed = StaticFeed(
+            output,
+            seats,
+            kv=self.needs.kv,
+            max_slots=self._runner.max_slots,
+            requests=requests,
+            check=self._check_writes if self._runner.check_writes else None,
+        )
+        return self.proposer.propose(lambda proposer: proposer.propose(StepView(self.needs, feed), drafts))
+
+    def propose_on_host(self, committed: Sequence[tuple[Request, int]], num_running: int) -> None:
+        """Feed a proposer that keeps no KV and reads no hidden states what each request just committed."""
+        rows = [
+            FedRow(
+                RowPlan(request, request.computed, 1),
+                max(0, len(request.token_ids) - count),
+                len(request.token_ids),
+                *self._allowance(request, num_running),
+                hidden=[],
+            )
+            for request, count in committed
+            if count
+        ]
+
+        def draft(proposer: Proposer) -> None:
+            drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
+            proposer.propose(StepView(self.needs, self._feed_of(rows, None, {})), drafts)
+            self._take(drafts, rows)
+
+        if rows:
+            self.proposer.propose(draft)
+
+    def take_from_seats(self, drafts: Drafts, requests: Mapping[int, Request], num_running: int) -> None:
+        """Bring the drafts that were made on the device, by seat, to ``requests``."""
+        seats = list(requests)
+        ids, lens, parents = (part[seats] for part in (drafts.ids, drafts.lens, drafts.parents))
+        own = Drafts(ids=ids, lens=lens, parents=parents, score=None)
+        rows = [
+            FedRow(RowPlan(request, request.computed, 1), 0, 0, *self._allowance(request, num_running), [])
+            for request in requests.values()
+        ]
+        self._take(own, rows)
+
+    def _take(self, drafts: Drafts, rows: Sequence[FedRow]) -> None:
+        faults = take_drafts(
+            drafts,
+            rows,
+            self._vocab_size,
+            chain=self.needs.shape is Shape.CHAIN,
+            weighed=self._rule.weigh is not None,
+        )
+        self._metrics.drafts_dropped.inc(faults)
 
     def _feed(self, fed: Mapping[int, FedRow], output: TargetOutput) -> Feed:
         """``fed``: place in the plan -> row."""
+        return self._feed_of(list(fed.values()), output.batch.slots.select(list(fed)), output.taps)
+
+    def _feed_of(self, rows: Sequence[FedRow], slots: SlotMap | None, taps: dict[Tap, torch.Tensor]) -> Feed:
         return Feed(
-            list(fed.values()),
+            rows,
             kv=self.needs.kv,
-            slots=output.batch.slots.select(list(fed)),
-            taps=output.taps,
+            slots=slots,
+            taps=taps,
             vocab_size=self._vocab_size,
             sampler=self._sample,
             laws=self._laws,
             check=self._check_writes if self._runner.check_writes else None,
             device=self._runner.device,
+            max_slots=self._runner.max_slots,
         )
 
     def _fed_row(self, row: RowPlan, offset: int, accepted: Sequence[int], num_running: int) -> FedRow:
@@ -139,19 +201,20 @@ class Drafting:
             end = min(end, start + row.new + len(accepted) + row.catch_up + 1)
         else:
             start = row.start + 1 if row.start else 0
-        drafting = (
-            request.status is Status.RUNNING
-            and request.todo == 1  # else the prompt is unfinished
-            and end == request.computed + 1
-            and request.table.capacity >= (len(request.token_ids) + needs.reserve if needs.kv else 0)
-        )
-        room = min(needs.depth, request.room) if drafting else 0
-        budget = self._policy.budget(request, num_running) if room else 0
-        if needs.shape is Shape.CHAIN:
-            budget = min(budget, room)
+        slots = request.table.capacity >= (len(request.token_ids) + needs.reserve if needs.kv else 0)
+        whole = end == request.computed + 1
+        budget, room = self._allowance(request, num_running) if slots and whole else (0, 0)
         drafts_start = offset + row.new
         hidden = [*range(offset, drafts_start), *(drafts_start + node for node in accepted)]
         return FedRow(row, start, end, budget, room, hidden)
+
+    def _allowance(self, request: Request, num_running: int) -> tuple[int, int]:
+        """Budget and room of a request: most drafts, most levels."""
+        if request.status is not Status.RUNNING or request.todo != 1:  # ended, or its prompt is unfinished
+            return 0, 0
+        room = min(self.needs.depth, request.room)
+        budget = self.policy.budget(request, num_running) if room else 0
+        return min(budget, room) if self.needs.shape is Shape.CHAIN else budget, room
 
     def _sample(
         self, logits: torch.Tensor, requests: list[Request], positions: list[int], k: int
@@ -183,15 +246,14 @@ class Drafting:
                 if row.start <= length:
                     own[spec] = max(length, row.end)
 
-    def _heal(self, plan: StepPlan) -> None:
+    def heal(self, requests: Iterable[Request]) -> None:
         """After a failed feed with taps, have the target compute those positions again.
 
         Its own KV is true already and is not written a second time.
         """
         if not (self.needs.kv and self.needs.taps):
             return
-        for row in plan.rows:
-            request = row.request
+        for request in requests:
             if request.background or request.status is not Status.RUNNING:
                 continue
             if min(request.own) < request.computed + 1:

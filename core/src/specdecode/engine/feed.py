@@ -64,14 +64,16 @@ class Feed:
         rows: Sequence[FedRow],
         *,
         kv: Sequence[KVSpec],
-        slots: SlotMap,
+        slots: SlotMap | None,
         taps: dict[Tap, torch.Tensor],
         vocab_size: int,
         sampler: Sampler,
         laws: Laws,
         check: Callable[[torch.Tensor], None] | None,
         device: torch.device,
+        max_slots: int | None = None,
     ) -> None:
+        self._max_slots = max_slots
         self._fed = rows
         self._kv = kv
         self._slots = slots
@@ -86,6 +88,10 @@ class Feed:
 
     # -- StepSource -----------------------------------------------------------------------------
     def rows(self, name: str, place: Place) -> Any:
+        if name == "history" and place is Place.DEVICE:
+            if name not in self._on_device:
+                self._on_device[name] = _history(self._fed).to(self._device)
+            return self._on_device[name]
         if name not in self._host:
             self._host[name] = _READ[name](self._fed)
         value = self._host[name]
@@ -112,6 +118,7 @@ class Feed:
 
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> AttentionMetadata:
         rows, slots, base = (self._tensor(value) for value in (rows, slots, base))
+        assert self._slots is not None  # whoever has draft layers is given their slots
         floors = torch.tensor([row.request.draft_floor for row in self._fed], device=self._device)
         write = self._slots.physical(rows, slots, floors)
         extra = None if extra is None else self._tensor(extra)
@@ -127,6 +134,7 @@ class Feed:
             block_size=self._slots.block_size,
             first=self._kv[kv].first,
             extra=extra,
+            max_slots=self._max_slots,
         )
 
     def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
@@ -153,20 +161,19 @@ class Feed:
 def make_drafts(needs: Needs, num_rows: int, vocab_size: int, device: torch.device) -> Drafts:
     """Empty buffers for ``num_rows`` rows, in the form ``needs.place`` asks for."""
     shape = (num_rows, needs.width)
-    chain = np.tile(np.arange(-1, needs.width - 1), (num_rows, 1))
     probs = (*shape, vocab_size) if needs.probs is Probs.FULL else None
     if needs.place is Place.HOST:
         return Drafts(
             ids=np.zeros(shape, np.int64),
             lens=np.zeros(num_rows, np.int64),
-            parents=chain,
+            parents=np.tile(np.arange(-1, needs.width - 1), (num_rows, 1)),
             score=np.zeros(shape, np.float32),
             probs=None if probs is None else np.zeros(probs, np.float32),
         )
     return Drafts(
         ids=torch.zeros(shape, dtype=torch.int64, device=device),
         lens=torch.zeros(num_rows, dtype=torch.int64, device=device),
-        parents=torch.from_numpy(chain).to(device),
+        parents=torch.arange(-1, needs.width - 1, device=device).repeat(num_rows, 1),
         score=torch.zeros(shape, dtype=torch.float32, device=device),
         probs=None if probs is None else torch.zeros(probs, dtype=torch.float32, device=device),
     )
@@ -174,6 +181,15 @@ def make_drafts(needs: Needs, num_rows: int, vocab_size: int, device: torch.devi
 
 def _int64(values: Iterable[int]) -> np.ndarray:
     return np.fromiter(values, np.int64)
+
+
+def _history(rows: Sequence[FedRow]) -> torch.Tensor:
+    """``[B, L]`` int32: the committed ids of each row, and zeros behind them."""
+    longest = max(len(row.request.token_ids) for row in rows)
+    ids = np.zeros((len(rows), longest), np.int32)
+    for own, row in zip(ids, rows, strict=True):
+        own[: len(row.request.token_ids)] = row.request.token_ids
+    return torch.from_numpy(ids)
 
 
 def _lengths(rows: Sequence[FedRow]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The step: schedule, forward, verify, commit, draft. In the plain order, and one step late."""
+"""The step in the plain order: schedule, forward, verify, commit, draft."""
 
 from __future__ import annotations
 
@@ -49,6 +49,9 @@ class EngineCore:
     @property
     def has_unfinished(self) -> bool:
         return bool(self._touched) or self.scheduler.has_unfinished
+
+    def prepare(self) -> None:
+        """Make ready what a step needs, once, when the proposer has its KV; nothing in the plain order."""
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -150,7 +153,7 @@ class EngineCore:
         commits: list[Commit] = []
         now = time.perf_counter()
         for outcome in outcomes:
-            request, drawn = outcome.row.request, outcome.drawn
+            request, drawn = outcome.request, outcome.drawn
             if request.status in (Status.ENDED, Status.FINISHED):
                 continue  # aborted meanwhile, or drawn behind its stop
             state = self.outputs[request]
@@ -162,12 +165,12 @@ class EngineCore:
                         id=request.id,
                         token_ids=tuple(drawn.ids[:kept]),
                         accepted=drawn.accepted,
-                        prefill=outcome.row.prefill,
+                        prefill=outcome.prefill,
                     )
                 )
                 self.metrics.delivered(
                     request.stats,
-                    drafted=len(outcome.row.drafts),
+                    drafted=outcome.drafted,
                     accepted=drawn.accepted,
                     kept=kept,
                     now=now,
@@ -234,50 +237,6 @@ class EngineCore:
             self.abort(request)
         if self.drafting:
             self.drafting.proposer.close()
-
-
-class LateEngineCore(EngineCore):
-    """The same verbs, with the host one step behind: what a step drew is delivered after the next drafted.
-
-    A request that met its stop computes one step more, which is thrown away. When the pool is full
-    the host first learns who ended, and only then is anything taken away from anybody.
-    """
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
-        self._pending: list[RowOutcome] = []
-
-    @property
-    def has_unfinished(self) -> bool:
-        return bool(self._pending) or super().has_unfinished
-
-    def step(self) -> list[RequestOutputState]:
-        plan = self._schedule()
-        due = len(self._pending)
-        if plan.rows:
-            target = self._forward(plan)
-            scores = self._score_prompts(plan, target)
-            verdicts, outcomes = self._verify(plan, target)
-            self._advance(plan, scores, verdicts)
-            self._pending += outcomes
-            self._propose(plan, target, verdicts)
-            self._compute_again(plan)
-            self.scheduler.publish(plan)
-        self._deliver_pending(due)
-        return self._hand_out()
-
-    def _schedule(self) -> StepPlan:
-        plan = self.scheduler.schedule(may_preempt=not self._pending)
-        if plan is None:
-            self._deliver_pending(len(self._pending))
-            return super()._schedule()
-        return plan
-
-    def _deliver_pending(self, count: int) -> None:
-        """Tell the host the first ``count`` of what is pending."""
-        due, self._pending = self._pending[:count], self._pending[count:]
-        self._deliver(due)
-        self._finish_ended()
 
 
 @contextmanager

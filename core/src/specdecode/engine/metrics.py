@@ -95,13 +95,16 @@ class Histogram(Metric):
 
 
 class EngineMetrics:
-    """All metrics of one engine. ``depth``: most draft positions a step (0: no speculation).
+    """All metrics of one engine.
+
+    ``depth``: most draft positions a step (0: no speculation). ``synthetic``: acceptance is by rate, so that
+    the metrics of speculation bear the label ``acceptance="synthetic"``.
 
     Tokens count when they become part of an output, so that the counts of drafting are parts of
     ``generation_tokens``, whatever ended a request. ``docs/metrics.md`` has the definitions.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, *, synthetic: bool = False) -> None:
         # names in vLLM
         self.drafts = Counter(name="vllm:spec_decode_num_drafts")
         self.draft_tokens = Counter(name="vllm:spec_decode_num_draft_tokens")
@@ -138,7 +141,11 @@ class EngineMetrics:
             self.drafts_dropped,
             self.propose_seconds,
         )
+        if synthetic:
+            for metric in of_speculation:
+                metric.labels = {"acceptance": "synthetic"}
         self._hidden = () if depth else tuple(metric.name for metric in of_speculation)
+        self.host_waits: dict[str, Counter] = {}
         self._more: list[Callable[[], Metric]] = []
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
@@ -152,6 +159,12 @@ class EngineMetrics:
     def include(self, metric: Metric) -> None:
         """Add a metric that its owner changes."""
         self._more.append(lambda: copy.deepcopy(metric))
+
+    def count_waits(self, reasons: Sequence[str]) -> None:
+        """Count steps that the device had to wait for the host before, by reason."""
+        for reason in reasons:
+            self.host_waits[reason] = Counter(name="specdecode:host_waits", labels={"reason": reason})
+            self.include(self.host_waits[reason])
 
     def admitted(self, num_prompt: int, num_cached: int) -> None:
         """A completion is computed for the first time; ``num_cached`` of its prompt's tokens were cached."""

@@ -50,6 +50,7 @@ class Scheduler:
         self._lifecycle = lifecycle
         self._num_kv_specs = num_kv_specs
         self._arrivals = count()
+        self._refused: tuple[Request, int] | None = None  # at the head of the queue, and the blocks free then
 
     def add(self, request: Request) -> None:
         request.attach(self.pool, self._num_kv_specs)
@@ -70,9 +71,20 @@ class Scheduler:
         """Requests that wait, without those in the background."""
         return sum(not request.background for request in self.waiting)
 
+    @property
+    def may_admit(self) -> bool:
+        """Whether planning a step may admit a request: one waits that was not refused for want of blocks."""
+        if len(self.running) >= self.config.max_num_seqs:
+            return False
+        head = next((request for request in self.waiting if not request.waits_for_leader), None)
+        if head is None:
+            return False
+        refused, free = self._refused or (None, 0)
+        return head is not refused or self.pool.num_free > free
+
     # -- planning -------------------------------------------------------------------------------
-    def schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
-        """The next step; None if it takes a preemption and none is allowed now."""
+    def schedule(self) -> StepPlan:
+        """The next step; it may preempt."""
         plan, left = StepPlan(), self.config.max_num_batched_tokens
         active = [request for request in self.running if not (request.at_limit or request.failed)]
         for position, request in enumerate(active):
@@ -82,10 +94,8 @@ class Scheduler:
             row = self._row(request, left - others)
             if row is None:
                 continue
-            placed = self._place(row, plan, may_preempt)
+            placed = self._place(row, plan)
             if placed is None:
-                if not may_preempt:
-                    return None
                 continue
             plan.rows.append(placed)
             left -= placed.num_tokens + placed.catch_up
@@ -108,7 +118,7 @@ class Scheduler:
         catch_up = min(lag, budget - new - len(drafts))
         return RowPlan(request, request.computed, new, drafts, catch_up)
 
-    def _place(self, row: RowPlan, plan: StepPlan, may_preempt: bool) -> RowPlan | None:
+    def _place(self, row: RowPlan, plan: StepPlan) -> RowPlan | None:
         """Find slots for ``row``: without its drafts if need be, then at a neighbour's cost."""
         request = row.request
         while True:
@@ -121,8 +131,6 @@ class Scheduler:
                 if row.drafts:
                     row = attrs.evolve(row, drafts=NO_DRAFTS)
                     continue
-                if not may_preempt:
-                    return None
                 planned = {placed.request for placed in plan.rows}
                 # the last in turn, and the background's before it
                 victim = next((other for other in reversed(self.running) if other not in planned), request)
@@ -169,6 +177,7 @@ class Scheduler:
                 skipped += 1
                 continue
             row = self._admit(request, left)
+            self._refused = None if row is not None else (request, self.pool.num_free)
             if row is None:
                 break
             plan.rows.append(row)
@@ -228,17 +237,16 @@ class Scheduler:
     # -- after the step -------------------------------------------------------------------------
     def publish(self, plan: StepPlan) -> None:
         """Offer the full blocks this step completed to later requests."""
-        if not self.config.prefix_caching:
-            return
         for row in plan.rows:
-            request = row.request
-            if request.background or request.failed:
-                continue
-            if request.status in (Status.RUNNING, Status.ENDED):
-                drafted = min(request.own) if request.own else None
-                request.table.publish(
-                    request.token_ids, min(request.computed, len(request.token_ids)), drafted
-                )
+            self.publish_blocks(row.request)
+
+    def publish_blocks(self, request: Request) -> None:
+        """Offer the full blocks of ``request``."""
+        if not self.config.prefix_caching or request.background or request.failed:
+            return
+        if request.status in (Status.RUNNING, Status.ENDED):
+            drafted = min(request.own) if request.own else None
+            request.table.publish(request.token_ids, min(request.computed, len(request.token_ids)), drafted)
 
     def forget_draft_layers(self) -> None:
         """From now on nobody writes draft entries."""

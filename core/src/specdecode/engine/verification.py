@@ -12,9 +12,11 @@ from ..sampling.batch import SampleRow
 from ..sampling.logprobs import RowLogprobs, gather_logprobs
 from ..sampling.sampler import UNDRAWABLE
 from ..verify.base import Rule, Verdict
+from ..verify.synthetic import take
 from .draws import NAN_LOGITS, LazyTargets, draw_targets, verification_rows, why_undrawable
 from .output import DrawnTokens
-from .plan import RowPlan, StepPlan
+from .plan import StepPlan
+from .request import Request
 from .weighing import WeighedRow, weigh
 
 NOTHING = Verdict((), ())
@@ -24,8 +26,10 @@ NOTHING = Verdict((), ())
 class RowOutcome:
     """What a step made of one row, before the stop conditions are looked at."""
 
-    row: RowPlan
+    request: Request
     drawn: DrawnTokens
+    drafted: int = 0  #: drafts that were verified
+    prefill: bool = False  #: part of the prompt was computed
 
 
 class Verification:
@@ -54,13 +58,15 @@ class Verification:
                 request.failed = True
         outcomes = [
             RowOutcome(
-                row,
+                row.request,
                 DrawnTokens(
                     verdict.tokens,
                     len(verdict.accepted),
                     logprobs.get(index),
                     errors[index] if row.request.failed else None,
                 ),
+                drafted=len(row.drafts),
+                prefill=row.prefill,
             )
             for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))
         ]
@@ -79,15 +85,30 @@ class Verification:
             weighed[index] = WeighedRow(row, own, logits, lazy)
             draws[index] = ()
         targets = draw_targets(plan, draws, target.logits, offsets, self._vocab_size)
-        verdicts = [
-            self.rule.compare(drawn, row.drafts.ids, row.drafts.parents) if drawn else NOTHING
-            for row, drawn in zip(plan.rows, targets, strict=True)
-        ]
+        verdicts = self._compare(plan, targets)
         if weighed:
             decided = weigh(self.rule, [*weighed.values()])
             for (index, own_row), verdict in zip(weighed.items(), decided, strict=True):
                 targets[index], verdicts[index] = own_row.lazy or (), verdict
         return targets, verdicts
+
+    def _compare(self, plan: StepPlan, targets: Sequence[Sequence[int]]) -> list[Verdict]:
+        """By the tokens the target drew; what was not drawn gets nothing."""
+        if self.rule.synthetic is not None:
+            rows = plan.rows
+            counts = self.rule.synthetic.accepted(
+                [row.request.seed for row in rows],
+                [len(row.request.token_ids) for row in rows],
+                [len(row.drafts) for row in rows],
+            )
+            return [
+                take(drawn, row.drafts.ids, count) if drawn else NOTHING
+                for row, drawn, count in zip(rows, targets, counts, strict=True)
+            ]
+        return [
+            self.rule.compare(drawn, row.drafts.ids, row.drafts.parents) if drawn else NOTHING
+            for row, drawn in zip(plan.rows, targets, strict=True)
+        ]
 
 
 def _errors(

@@ -68,14 +68,14 @@ class Linear(torch.nn.Module):
     def parts(self) -> tuple[str, ...]:
         return tuple(self._parts)
 
-    def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
-        """Take a checkpoint's tensor, of one part or of all.
+    def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
+        """Where a checkpoint's tensor of one part, or of all, belongs: a contiguous view.
 
         Args:
-            kind: "weight", with a tensor ``[out, in]``, or "bias", with ``[out]``.
+            kind: "weight", ``[out, in]``, or "bias", ``[out]``.
 
         Raises:
-            ValueError: the shape is another one, or there is no bias.
+            ValueError: there is no bias.
         """
         if kind == "bias":
             if self.bias is None:
@@ -83,9 +83,15 @@ class Linear(torch.nn.Module):
             target = self.bias.data
         else:
             target = self.weight.data
-        if part is not None:
-            target = target[self._parts[part]]
-        copy_checked(target, tensor)
+        return target if part is None else target[self._parts[part]]
+
+    def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
+        """Take a checkpoint's tensor, of one part or of all, into its :meth:`destination`.
+
+        Raises:
+            ValueError: the shape is another one, or there is no bias.
+        """
+        copy_checked(self.destination(kind, part), tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in] -> [T, out]``."""

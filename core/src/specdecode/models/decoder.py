@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from specdec_kernels import activation
 from specdec_kernels.attention import AttentionMetadata
+from specdec_kernels.projection import product
 from specdec_kernels.rotary import apply_rotary
 
 from specdecode.layers import (
@@ -29,6 +30,7 @@ from specdecode.layers import (
 )
 
 from .config import ACTIVATIONS, DecoderConfig
+from .fused import can_fuse, fused_forward
 
 
 class SelfAttention(torch.nn.Module):
@@ -165,7 +167,11 @@ class DecoderLayer(torch.nn.Module):
 
 
 class Decoder(torch.nn.Module):
-    """Token ids to hidden states, and hidden states to logits."""
+    """Token ids to hidden states, and hidden states to logits.
+
+    Attributes:
+        fused: whether it computes by :func:`~specdecode.models.fused.fused_forward` and not by its layers.
+    """
 
     def __init__(
         self,
@@ -181,6 +187,7 @@ class Decoder(torch.nn.Module):
         self.dtype = dtype
         self.device = device
         self.max_model_len = max_model_len
+        self.fused = can_fuse(dtype, device, backend)
         self.embed_tokens = VocabEmbedding(
             config.vocab_size,
             config.hidden_size,
@@ -217,6 +224,8 @@ class Decoder(torch.nn.Module):
         Returns:
             ``[T, H]`` after the final norm, and one ``[T, H]`` for each tap, in the order of ``taps``.
         """
+        if self.fused:
+            return fused_forward(self, ids, positions, meta, caches, taps)
         x: torch.Tensor = self.embed_tokens(ids)
         residual: torch.Tensor | None = None
         rotation = self.rotary(positions)
@@ -231,4 +240,11 @@ class Decoder(torch.nn.Module):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, H]`` after the final norm -> ``[R, V]`` float32."""
-        return self.lm_head(hidden).float()
+        return self.logits(hidden).float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same in the model's dtype, in which they are computed."""
+        if self.fused and hidden.shape[0]:
+            return product(hidden, self.lm_head.weight)
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 
@@ -16,9 +15,10 @@ from .decoder import Decoder, DecoderLayer
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
+from .transfer import Copy, read_weights
 from .transformers_backend import TransformersDecoder
 from .transformers_support import check_architecture, is_native, load
-from .weights import load_weights
+from .weights import stored_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -96,40 +96,45 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
     expected = dict(_expected(decoder))
     missing = dict.fromkeys(expected)
     unused: list[str] = []
-    for name, tensor in load_weights(files.path):
-        key = name.removeprefix("model.")
+    copies: list[Copy] = []
+    for stored in stored_tensors(files.path):
+        key = stored.name.removeprefix("model.")
         if key not in expected:
-            unused.append(name)
+            unused.append(stored.name)
             continue
-        try:
-            expected[key](tensor)
-        except ValueError as error:
+        if stored.shape != expected[key].shape:
             raise ConfigError(
-                f"tensor {name} of the checkpoint {files.path} does not fit its config.json: {error}; "
+                f"tensor {stored.name} of the checkpoint {files.path} does not fit its config.json: "
+                f"expected shape {list(expected[key].shape)}, got {list(stored.shape)}; "
                 "see whether both are of one model"
-            ) from error
+            )
+        copies.append((stored, expected[key]))
         missing.pop(key, None)
     if missing:
         raise ConfigError(
             f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "
             f"({_few(missing)}); fetch it again, or see whether config.json is its own"
         )
+    read_weights(copies)
     if unused := [name for name in unused if not _harmless(name, decoder)]:
         logger.warning(
             "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused)
         )
 
 
-def _expected(decoder: Decoder) -> Iterator[tuple[str, Callable[[torch.Tensor], None]]]:
-    """Every tensor a checkpoint must hold, named without the prefix ``model.``, and what takes it."""
+def _expected(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor a checkpoint must hold, named without the prefix ``model.``, and where it belongs."""
     for path, module in decoder.named_modules():
         if not isinstance(module, (Linear, RMSNorm, VocabEmbedding)):
             continue
         if path == "lm_head" and decoder.config.tie_word_embeddings:
             continue
         for source, part in _sources(path):
-            for kind, _ in module.named_parameters(recurse=False):
-                yield f"{source}.{kind}", functools.partial(module.load, kind, part=part)
+            for kind, parameter in module.named_parameters(recurse=False):
+                if isinstance(module, Linear):
+                    yield f"{source}.{kind}", module.destination(kind, part)
+                else:
+                    yield f"{source}.{kind}", parameter.data
 
 
 def _sources(path: str) -> list[tuple[str, str | None]]:

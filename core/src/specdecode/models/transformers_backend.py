@@ -142,6 +142,10 @@ class TransformersDecoder(torch.nn.Module):
             _step.reset(token)
         return output.last_hidden_state[0], tuple(tapped[boundary] for boundary in taps)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[R, H]`` after the final norm -> ``[R, V]``."""
+        return self.compute_logits(hidden)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[R, H]`` after the final norm -> ``[R, V]`` float32, with the model's own scale and cap.
 

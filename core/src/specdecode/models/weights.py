@@ -1,4 +1,4 @@
-"""Reading safetensors checkpoints: headers alone, or tensor by tensor."""
+"""Reading safetensors checkpoints: where each tensor lies, or tensor by tensor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from specdecode.contract import ConfigError
 
 INDEX = "model.safetensors.index.json"
+
+#: The format's names of dtypes.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@attrs.frozen(kw_only=True)
+class StoredTensor:
+    """A tensor of a checkpoint, not read yet: contiguous and little-endian, from a byte of its file on."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    num_bytes: int
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -45,13 +74,44 @@ def weight_files(path: Path) -> list[Path]:
 def load_weights(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
     """``(name, tensor)`` of every tensor of a checkpoint directory, on the CPU, one at a time."""
     for file in weight_files(Path(path)):
-        with _open(file) as tensors:
+        with open_weights(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
                 yield name, tensors.get_tensor(name)
 
 
+def stored_tensors(path: str | Path) -> Iterator[StoredTensor]:
+    """Every tensor of a checkpoint directory, from the headers of its files.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or holds a dtype that torch has not.
+    """
+    for file in weight_files(Path(path)):
+        with open_weights(file):  # checks the header, and that the file is as long as it says
+            pass
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            if entry["dtype"] not in _DTYPES:
+                raise ConfigError(
+                    f"tensor {name} of weight file {file} has dtype {entry['dtype']}, which is not "
+                    "supported: use a checkpoint in float32, bfloat16 or float16"
+                )
+            begin, end = entry["data_offsets"]
+            yield StoredTensor(
+                name=name,
+                file=file,
+                shape=tuple(entry["shape"]),
+                dtype=_DTYPES[entry["dtype"]],
+                offset=8 + size + begin,
+                num_bytes=end - begin,
+            )
+
+
 @contextlib.contextmanager
-def _open(file: Path) -> Iterator[Any]:
+def open_weights(file: Path) -> Iterator[Any]:
+    """The handle of a safetensors file, on the CPU; ConfigError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -60,10 +60,18 @@ class TargetBatch:
     logit_offsets: list[int]  #: index into R of each row's first; -1 if it draws nothing
 
 
-def stage(plan: StepPlan, block_size: int, device: torch.device, scratch: int = 0) -> TargetBatch:
+def stage(
+    plan: StepPlan,
+    block_size: int,
+    device: torch.device,
+    scratch: int = 0,
+    max_slots: int | None = None,
+) -> TargetBatch:
     """Lay the rows of ``plan`` out one after the other.
 
-    ``scratch``: slots behind the tokens of any row that drafting may look at.
+    Args:
+        scratch: slots behind the tokens of any row that drafting may look at.
+        max_slots: no row ever has a slot at or above it.
     """
     rows = plan.rows
     lengths = [row.num_tokens for row in rows]
@@ -106,6 +114,8 @@ def stage(plan: StepPlan, block_size: int, device: torch.device, scratch: int = 
         block_table=slot_map.device,
         block_size=block_size,
         extra=None if extra is None else on_device(extra),
+        lengths=tuple(lengths),
+        max_slots=max_slots,
     )
     return TargetBatch(
         ids=on_device(ids),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
+from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import FINAL, Needs, Tap
 from ..engine.plan import StepPlan
@@ -39,11 +40,14 @@ class ModelRunner:
         pool: BlockPool,
         device: torch.device,
         needs: Needs | None = None,
+        max_slots: int | None = None,
     ) -> None:
+        """``max_slots``: no row has a slot at or above it; None: nobody knows."""
         taps = needs.taps if needs else ()
         self.model = model
         self.store = store
         self.device = device
+        self.max_slots = max_slots
         self._pool = pool
         self._scratch = needs.reserve if needs else 0
         self._final = FINAL in taps
@@ -53,17 +57,26 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> TargetOutput:
         """Compute all tokens of ``plan``."""
-        batch = stage(plan, self._pool.block_size, self.device, self._scratch)
-        if self.check_writes:
-            self.assert_writable(batch.meta.write_slots, draft=False)
-        hidden, tapped = self.model(
-            batch.ids, batch.positions, batch.meta, self.store.target, self._boundaries
-        )
+        batch = stage(plan, self._pool.block_size, self.device, self._scratch, self.max_slots)
+        self.check(batch.meta.write_slots)
+        hidden, taps = self.target(batch.ids, batch.meta)
         logits = self.model.compute_logits(hidden[batch.logit_tokens])
+        return TargetOutput(batch, logits, hidden, taps)
+
+    def target(
+        self, ids: torch.Tensor, meta: AttentionMetadata
+    ) -> tuple[torch.Tensor, dict[Tap, torch.Tensor]]:
+        """The target over staged inputs: ``[T, hidden]`` after the final norm, and each tap's."""
+        hidden, tapped = self.model(ids, meta.positions, meta, self.store.target, self._boundaries)
         taps: dict[Tap, torch.Tensor] = dict(zip(map(Tap, self._boundaries), tapped, strict=True))
         if self._final:
             taps[FINAL] = hidden
-        return TargetOutput(batch, logits, hidden, taps)
+        return hidden, taps
+
+    def check(self, write_slots: torch.Tensor) -> None:
+        """Under ``SPECDECODE_CHECK_WRITES``, see that the target writes where it may."""
+        if self.check_writes:
+            self.assert_writable(write_slots, draft=False)
 
     def logits_in_slices(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Logits of many tokens, ``[N, hidden]``, as parts ``[n, vocab]`` that memory has room for."""

@@ -70,9 +70,9 @@ class EngineWatch:
         self._dense: dict[tuple[int, ...], torch.Tensor] = {}
         self._right: set[tuple[bytes, int]] = set()
         scheduler = core.scheduler
-        self._schedule, self._publish, self._add = scheduler.schedule, scheduler.publish, scheduler.add
+        self._schedule, self._publish, self._add = scheduler.schedule, scheduler.publish_blocks, scheduler.add
         scheduler.schedule = self._watched_schedule  # type: ignore[method-assign]
-        scheduler.publish = self._watched_publish  # type: ignore[method-assign]
+        scheduler.publish_blocks = self._watched_publish  # type: ignore[method-assign]
         scheduler.add = self._watched_add  # type: ignore[method-assign]
 
     # -- queues and plans -----------------------------------------------------------------------
@@ -80,12 +80,9 @@ class EngineWatch:
         self._arrivals[request] = len(self._arrivals)
         self._add(request)
 
-    def _watched_schedule(self, *, may_preempt: bool = True) -> StepPlan | None:
-        before, preempted = set(self.core.scheduler.running), self.core.scheduler.num_preemptions
-        plan = self._schedule(may_preempt=may_preempt)
-        if plan is None:
-            assert not may_preempt and self.core.scheduler.num_preemptions == preempted
-            return None
+    def _watched_schedule(self) -> StepPlan:
+        before = set(self.core.scheduler.running)
+        plan = self._schedule()
         self._check_plan(plan)
         admitted = [request for request in self.core.scheduler.running if request not in before]
         for waiting in self.core.scheduler.waiting:
@@ -109,14 +106,13 @@ class EngineWatch:
             assert active[0] in {row.request for row in plan.rows}, "the eldest does not get on"
 
     # -- published blocks -----------------------------------------------------------------------
-    def _watched_publish(self, plan: StepPlan) -> None:
+    def _watched_publish(self, request: Request) -> None:
         size = self.core.scheduler.pool.block_size
-        for request in (row.request for row in plan.rows):
-            keys = BlockKeys(request.namespace, size)
-            for index in range(len(request.token_ids) // size):
-                end = (index + 1) * size
-                self._tokens[keys.key(index, request.token_ids)] = tuple(request.token_ids[:end])
-        self._publish(plan)
+        keys = BlockKeys(request.namespace, size)
+        for index in range(len(request.token_ids) // size):
+            end = (index + 1) * size
+            self._tokens[keys.key(index, request.token_ids)] = tuple(request.token_ids[:end])
+        self._publish(request)
         self._check_published(self._right)
 
     def check_published(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from ..contract import Commit, Drafts, RequestInfo, StepView
+from .scripted.oracle import history_of
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +84,7 @@ class Recording:
         lens, ids, parents = out.lens.tolist(), out.ids.tolist(), out.parents.tolist()
         budgets, rooms = step.budget.tolist(), step.room.tolist()
         for row, request_id in enumerate(step.request_ids):
-            history = tuple(step.history[row])
+            history = tuple(history_of(step, row))
             told = self._told[request_id]
             if list(history[: len(told)]) != told:
                 self.faults.append(f"{request_id}: on_commit told {told}, the history is {list(history)}")

@@ -1,11 +1,14 @@
 """Verification: which drafts become output, and which token follows them."""
 
+import attrs
+
 from specdecode.contract import Unsupported
 
 from .base import Rule, Verdict, Weigh, Weighed, WeighedDrafts, residual
 from .block import block
 from .invariant import walk
 from .standard import standard
+from .synthetic import Synthetic
 
 #: The rules that are built, by their name in ``rejection_sample_method``.
 RULES: dict[str, Rule] = {
@@ -21,12 +24,16 @@ RULES: dict[str, Rule] = {
             trees=False,
             keyed_by_base=True,
         ),
+        Rule(name="synthetic", compare=walk, trees=False),
     )
 }
 
 
-def rule(name: str) -> Rule:
+def rule(name: str, synthetic: Synthetic | None = None) -> Rule:
     """The rule that ``rejection_sample_method`` names.
+
+    Args:
+        synthetic: the rates of the rule of that name, which has none of its own.
 
     Raises:
         Unsupported: no such rule is built.
@@ -36,12 +43,13 @@ def rule(name: str) -> Rule:
             f"speculative_config.rejection_sample_method={name!r} is not built; "
             f"what works is {', '.join(map(repr, RULES))}"
         )
-    return RULES[name]
+    return attrs.evolve(RULES[name], synthetic=synthetic)
 
 
 __all__ = [
     "RULES",
     "Rule",
+    "Synthetic",
     "Verdict",
     "Weigh",
     "Weighed",

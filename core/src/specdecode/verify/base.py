@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import torch
 
 from ..sampling.streams import Stream
+
+if TYPE_CHECKING:
+    from .synthetic import Synthetic
 
 
 @attrs.frozen
@@ -95,6 +98,13 @@ class Rule:
     #: Whether a draft that is passed over has been looked at, so that the next draft for its position
     #: must be drawn and judged by other noise.
     keyed_by_base: bool = False
+    #: Accept by these rates, whatever the tokens: the output is nobody's, and to be marked as such.
+    synthetic: Synthetic | None = None
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output has the target's own law."""
+        return self.synthetic is None
 
     def stream(self, stream: Stream, base: int) -> int:
         """The stream of a draft, or of its acceptance, in a step that drafts from position ``base`` on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..gpu import takes
 from . import native, reference
 from .metadata import AttentionMetadata
 from .native import HEAD_DIM_STEP
@@ -20,8 +21,8 @@ def paged_attention(
 ) -> torch.Tensor:
     """Softmax attention of every query token over the cache slots that ``meta`` lets it see.
 
-    In the C++ kernel a token's bits are its own, whatever is computed beside it, and a tree's node has
-    those of its path.
+    In the C++ and the Triton kernel a token's bits are its own, whatever is computed beside it; in the
+    C++ kernel a tree's node has those of its path as well.
 
     Args:
         query: ``[T, Hq, Dk]``; query heads ``h * Hq // Hkv ..`` share KV head ``h``.
@@ -34,6 +35,11 @@ def paged_attention(
     Returns:
         ``[T, Hq, Dv]``; zero for tokens that see no slot.
     """
+    if takes(query, key_cache, value_cache):
+        from . import gpu
+
+        if gpu.can_attend(query, key_cache, value_cache, scale):
+            return gpu.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
     chosen = native if native.can_attend(query, key_cache, value_cache) else reference
     return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
 

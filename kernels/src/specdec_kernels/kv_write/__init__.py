@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from ..gpu import takes
 from . import native, reference
 
 
@@ -25,6 +28,11 @@ def rotate_and_write_kv(
     Returns:
         The rotated queries, ``[T, Hq, D]``.
     """
+    if takes(heads, key_cache, value_cache):
+        from . import gpu
+
+        if gpu.can_rotate_and_write(heads, cos, sin, key_cache, value_cache):
+            return gpu.rotate_and_write_kv(heads, cos, sin, key_cache, value_cache, slots)
     chosen = native if native.can_rotate_and_write(heads, cos, key_cache, value_cache) else reference
     return chosen.rotate_and_write_kv(heads, cos, sin, key_cache, value_cache, slots)
 
@@ -47,8 +55,36 @@ def write_kv(
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
         slots: ``[T]`` int64, ``block * block_size + offset``.
     """
+    if takes(key, value, key_cache):
+        from . import gpu
+
+        if gpu.can_write(key, value, key_cache):
+            gpu.write_kv(key, value, key_cache, value_cache, slots)
+            return
     chosen = native if native.can_write(key, value, key_cache) else reference
     chosen.write_kv(key, value, key_cache, value_cache, slots)
 
 
-__all__ = ["rotate_and_write_kv", "write_kv"]
+def move_slots(
+    caches: Sequence[tuple[torch.Tensor, torch.Tensor]], source: torch.Tensor, destination: torch.Tensor
+) -> None:
+    """Copy slots of all layers, in place, as if every one were read before any is written.
+
+    What a tree's accepted path needs: its nodes' keys and values move from scratch to where tokens lie.
+
+    Args:
+        caches: keys and values of each layer, as for :func:`write_kv`.
+        source: ``[N]`` int64 physical slots.
+        destination: ``[N]`` int64 physical slots; where two are equal, which one stays is undefined, unless
+            their sources are equal too.
+    """
+    if caches and takes(*caches[0]):
+        from . import gpu
+
+        if gpu.can_move(caches, source.shape[0]):
+            gpu.move_slots(caches, source, destination)
+            return
+    reference.move_slots(caches, source, destination)
+
+
+__all__ = ["move_slots", "rotate_and_write_kv", "write_kv"]

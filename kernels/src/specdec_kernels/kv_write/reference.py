@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..rotary.reference import rotate
@@ -31,3 +33,11 @@ def write_kv(
 ) -> None:
     key_cache.flatten(0, 1).index_copy_(0, slots, key)
     value_cache.flatten(0, 1).index_copy_(0, slots, value)
+
+
+def move_slots(
+    caches: Sequence[tuple[torch.Tensor, torch.Tensor]], source: torch.Tensor, destination: torch.Tensor
+) -> None:
+    for cache in (part for pair in caches for part in pair):
+        slots = cache.flatten(0, 1)
+        slots.index_copy_(0, destination, slots.index_select(0, source))

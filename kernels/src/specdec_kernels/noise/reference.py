@@ -59,26 +59,7 @@ def gumbel(
     *,
     stream: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """Standard Gumbel noise of each (seed, completion index, position, token id).
-
-    The Philox key is the seed (low word, high word), the counter is ``(token_id // 4, position,
-    index, stream)``, and the value comes from word ``token_id % 4`` of the result: injective, so
-    that no two arguments share a value, and independent of which other ids are asked for. Word
-    ``x`` becomes ``v = (x + 1/2) / 2**32`` and then ``-log(-log(1 - v))``: the upper tail, where
-    the winners of an argmax are, keeps full relative precision. Values lie in ``GUMBEL_MIN..GUMBEL_MAX``.
-
-    Args:
-        seed: ``[R]`` int64, any bit pattern.
-        index, position: ``[R]`` int64, ``0..2**32-1``.
-        token_ids: a vocabulary size ``V`` for all of its ids, ``[V]`` int64 for the same ids in
-            each row, or ``[R, K]`` int64.
-        stream: separates draws that must be independent of each other, ``0..2**32-1``; an int64
-            ``[R]``, or one for all rows.
-
-    Returns:
-        ``[R, V]`` or ``[R, K]`` float32 on the device of ``seed``; a value is the same on all
-        devices up to the rounding of the logarithm.
-    """
+    """As :func:`specdec_kernels.noise.gumbel`."""
     stream = torch.as_tensor(stream, device=seed.device).expand_as(seed)
     columns = token_ids if isinstance(token_ids, int) else token_ids.shape[-1]
     blocks = -(-columns // 4) if isinstance(token_ids, int) else columns

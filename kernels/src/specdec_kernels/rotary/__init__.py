@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..gpu import takes
 from . import native, reference
 
 
@@ -17,6 +18,11 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     Returns:
         ``[T, N, D]`` of the dtype of ``heads``; products are rounded once, from float32.
     """
+    if takes(heads):
+        from . import gpu
+
+        if gpu.can_rotate(heads, cos, sin):
+            return gpu.rotate(heads, cos, sin)
     return (native if native.can_rotate(heads, cos, sin) else reference).rotate(heads, cos, sin)
 
 

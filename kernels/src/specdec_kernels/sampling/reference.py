@@ -87,28 +87,21 @@ def scale_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> None:
 
 
 def keep_min_p(logits: torch.Tensor, rows: torch.Tensor | None, min_p: torch.Tensor) -> None:
-    """Keep the tokens at least ``min_p`` ``[N]`` times as likely as the row's likeliest."""
-    part = _take(logits, rows)
-    _keep_from(logits, rows, part, part.amax(dim=-1) + min_p.log())
+    """As :func:`specdec_kernels.sampling.keep_min_p`."""
+    part = take(logits, rows)
+    keep_from(logits, rows, part, part.amax(dim=-1) + min_p.log())
 
 
 def keep_top_k(logits: torch.Tensor, rows: torch.Tensor | None, k: torch.Tensor, most: int) -> None:
-    """Keep the ``k`` ``[N]`` int64 largest logits of each row, and all that equal the smallest of them.
-
-    Args:
-        most: the largest of ``k``, at most ``V``; a host number, so that nothing waits for the device.
-    """
-    part = _take(logits, rows)
+    """As :func:`specdec_kernels.sampling.keep_top_k`."""
+    part = take(logits, rows)
     largest = part.topk(most, dim=-1).values
-    _keep_from(logits, rows, part, largest.gather(-1, k[:, None] - 1)[:, 0])
+    keep_from(logits, rows, part, largest.gather(-1, k[:, None] - 1)[:, 0])
 
 
 def keep_top_p(logits: torch.Tensor, rows: torch.Tensor | None, p: torch.Tensor) -> None:
-    """Keep the smallest set of largest logits whose probabilities sum to ``p`` ``[N]`` or more.
-
-    All that equal the smallest kept logit are kept. ``0 < p < 1``; the likeliest token always stays.
-    """
-    part = _take(logits, rows)
+    """As :func:`specdec_kernels.sampling.keep_top_p`."""
+    part = take(logits, rows)
     probs = part.softmax(dim=-1)
     size = part.shape[-1]
     head = min(_HEAD, size) if logits.device.type == "cpu" else size
@@ -122,7 +115,7 @@ def keep_top_p(logits: torch.Tensor, rows: torch.Tensor | None, p: torch.Tensor)
             break
         head = size
     last.clamp_(max=size - 1)  # rounding may leave the whole sum short of p
-    _keep_from(logits, rows, part, order.values.gather(-1, last)[:, 0])
+    keep_from(logits, rows, part, order.values.gather(-1, last)[:, 0])
 
 
 def log_normalizer(logits: torch.Tensor) -> torch.Tensor:
@@ -143,19 +136,7 @@ def perturb(
     best: int = 1,
     stream: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """Logits plus Gumbel noise: the largest is a draw from ``softmax(logits)``, the ``best`` largest
-    are that many draws without replacement (Kool, van Hoof and Welling, arXiv 1903.06059).
-
-    Args:
-        logits: ``[R, V]`` float32, left as it is.
-        seed, index, position, stream: ``[R]`` int64, the key of each row's noise; see
-            :func:`specdec_kernels.noise.gumbel`.
-        best: how many of the largest results of each row will be looked at. What cannot be among
-            them may come back as -inf.
-
-    Returns:
-        ``[R, V]`` float32.
-    """
+    """As :func:`specdec_kernels.sampling.perturb`."""
     size = logits.shape[-1]
     if logits.device.type == "cpu":
         # The noise is bounded, so a logit too far below the best-th largest cannot win: with top-k
@@ -197,11 +178,11 @@ def top_scores(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor
     return ids, scores.gather(-1, ids)
 
 
-def _take(logits: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+def take(logits: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return logits if rows is None else logits[rows]
 
 
-def _keep_from(
+def keep_from(
     logits: torch.Tensor, rows: torch.Tensor | None, part: torch.Tensor, threshold: torch.Tensor
 ) -> None:
     """Exclude what is below its row's ``threshold`` ``[N]``; ``part`` is ``logits[rows]``."""

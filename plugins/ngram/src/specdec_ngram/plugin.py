@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specdecode.contract import BuildContext, Needs, PlanContext, Proposer, ProposerSpec, Tokens
+from specdecode.contract import (
+    BuildContext,
+    Needs,
+    Place,
+    PlanContext,
+    Proposer,
+    ProposerSpec,
+    Ranks,
+    Tokens,
+)
 from specdecode.plugins import hookimpl
 
 if TYPE_CHECKING:
@@ -28,10 +37,23 @@ def specdecode_proposers() -> Iterator[ProposerSpec]:
 
 def _needs(config: NgramConfig, context: PlanContext) -> Needs:
     length = config.num_speculative_tokens
-    return Needs(width=length, depth=length, tokens=Tokens.HISTORY)
+    if not context.target.device.startswith("cuda"):
+        return Needs(width=length, depth=length, tokens=Tokens.HISTORY)
+    return Needs(
+        width=length,
+        depth=length,
+        tokens=Tokens.HISTORY,
+        place=Place.DEVICE,
+        graphs=True,
+        ranks=Ranks.ALL,
+    )
 
 
 def _build(config: NgramConfig, context: BuildContext) -> Proposer:
+    if context.needs.place is Place.DEVICE:
+        from .device import DeviceNgramProposer
+
+        return DeviceNgramProposer(config)
     from .proposer import NgramProposer
 
     return NgramProposer(config)

@@ -12,6 +12,7 @@ import attrs
 
 from ...api.args import EngineArgs
 from ...api.engine import LLMEngine
+from ...api.outputs import CompletionOutput
 from ...contract import BuildContext, Proposer
 from ...plugins import PluginManager, Provided
 from .asks import MAX_MODEL_LEN, Ask
@@ -98,6 +99,26 @@ class Rig:
         )
         return cls(made, log, built[0])
 
+    @classmethod
+    def bare(
+        cls,
+        target: Target,
+        speculative_config: Mapping[str, Any],
+        manager: PluginManager,
+        wrap: Callable[[Proposer], Proposer] | None = None,
+        **engine: Any,
+    ) -> Rig:
+        """With the proposer as a user has it, or inside what ``wrap`` makes of it."""
+
+        def build(proposer: Proposer, context: BuildContext) -> Proposer:
+            return proposer if wrap is None else wrap(proposer)
+
+        made: Any = LLMEngine(
+            _args(target, engine, speculative_config),
+            ProbingManager(manager, build),  # type: ignore[arg-type]  # delegates all but two attributes
+        )
+        return cls(made, Log(), None)
+
     # -- requests -------------------------------------------------------------------------------
     def add(self, ask: Ask) -> None:
         prompt: dict[str, Any] = {"prompt_token_ids": list(ask.prompt)}
@@ -105,26 +126,33 @@ class Rig:
             prompt["cache_salt"] = ask.namespace
         self.engine.add_request(ask.key, prompt, ask.params)
 
-    def step(self) -> dict[str, list[int]]:
-        """One step; key -> output ids of the requests that finished in it."""
+    def step(self) -> dict[str, CompletionOutput]:
+        """One step; key -> output of the requests that finished in it."""
         with quiet():
             outputs = self.engine.step()
-        return {output.request_id: list(output.outputs[0].token_ids) for output in outputs if output.finished}
+        return {output.request_id: output.outputs[0] for output in outputs if output.finished}
 
     def drain(self) -> dict[str, list[int]]:
-        """Step until no request is left."""
-        finished: dict[str, list[int]] = {}
+        """Step until no request is left; key -> output ids."""
+        return {key: list(output.token_ids) for key, output in self._drain().items()}
+
+    def outputs(self, wanted: Sequence[Ask]) -> dict[str, CompletionOutput]:
+        """All of ``wanted`` at once; key -> output."""
+        for ask in wanted:
+            self.add(ask)
+        return self._drain()
+
+    def generate(self, wanted: Sequence[Ask]) -> dict[str, list[int]]:
+        """All of ``wanted`` at once; key -> output ids."""
+        return {key: list(output.token_ids) for key, output in self.outputs(wanted).items()}
+
+    def _drain(self) -> dict[str, CompletionOutput]:
+        finished: dict[str, CompletionOutput] = {}
         for _ in range(_MOST_STEPS):
             if not self.engine.has_unfinished_requests():
                 return finished
             finished |= self.step()
         raise RuntimeError(f"requests are not done after {_MOST_STEPS} steps")
-
-    def generate(self, wanted: Sequence[Ask]) -> dict[str, list[int]]:
-        """All of ``wanted`` at once; key -> output ids."""
-        for ask in wanted:
-            self.add(ask)
-        return self.drain()
 
     def names(self, *, waiting: bool) -> list[str]:
         """Keys of the requests that wait, the preempted ones first, or of those that run."""
@@ -183,6 +211,9 @@ def _args(
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,
         "speculative_config": speculative_config,
+        # A probe wants to see each call, and what it is given on the host.
+        "enforce_eager": True,
+        "async_scheduling": False,
     }
     return EngineArgs(**(keywords | dict(changes)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ...contract import Needs, Proposer, ProposerSpec
+from ...contract import ConfigError, Needs, Proposer, ProposerSpec
 from ...plugins import PluginManager, PluginRecord, Prepared, default_manager, prepare
 from .toy import Toy, toy
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: The rule under which the output does not depend on the drafts at all.
 INVARIANT = "invariant"
+
+#: The rule under which there is nothing to compare.
+SYNTHETIC = "synthetic"
 
 #: First call of ``propose`` that fails in :attr:`Subject.failing`.
 FIRST_FAILURE = 3
@@ -69,6 +72,11 @@ class Subject:
         self.config = dict(config)
         self.mapping: dict[str, Any] = {"method": case.method, **config}
         self.prepared: Prepared = prepare(self.manager, self.mapping, self.toy.info)
+        if self.rule == SYNTHETIC:
+            raise ConfigError(
+                f"rejection_sample_method={SYNTHETIC!r} writes nobody's text, and the kit compares texts: "
+                "choose another rule"
+            )
 
     @property
     def spec(self) -> ProposerSpec:

@@ -1,4 +1,4 @@
-"""Finds what would make the host wait for a device, on a CPU too: calls that hand values over."""
+"""Finds what would make the host wait for a device, on a CPU too: calls that hand values over, either way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -31,17 +32,25 @@ _WAITING: dict[Any, str] = {
     torch.allclose: "torch.allclose",
 }
 
+#: Functions that make a tensor of values in Python.
+_COPYING = (torch.tensor, torch.as_tensor, torch.asarray)
+
 #: Code whose waits are not the proposer's, but for the scripted proposers.
 _CORE = ("specdecode.", "specdec_kernels.")
 _SCRIPTED = "specdecode.testing.scripted."
 
 
 class SyncWatch(TorchFunctionMode):
-    """While it is entered, tells ``found`` of every wait that a proposer's own code asks for."""
+    """While it is entered, tells ``found`` of every wait that a proposer's own code asks for.
 
-    def __init__(self, found: Callable[[str], None]) -> None:
+    ``copies``: of every copy from the host as well. It waits for nobody who has pinned memory, and a graph
+    would repeat it with the values of the capture.
+    """
+
+    def __init__(self, found: Callable[[str], None], *, copies: bool = False) -> None:
         super().__init__()
         self._found = found
+        self._copies = copies
 
     def __torch_function__(
         self,
@@ -50,7 +59,10 @@ class SyncWatch(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if name := _wait(func, args):
+        name = _wait(func, args)
+        if not name and self._copies:
+            name = _copy(func, args)
+        if name:
             self._tell(name)
         return func(*args, **(kwargs or {}))
 
@@ -80,6 +92,20 @@ def _wait(func: Any, args: Sequence[Any]) -> str:
     if func is torch.where and len(args) == 1:
         return "torch.where of a condition alone"
     return _WAITING.get(func, "")
+
+
+def _copy(func: Any, args: Sequence[Any]) -> str:
+    """What copies from the host in this call; empty: nothing."""
+    if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and _is_listed(args[1]):
+        return "indexing with a list"
+    if func in _COPYING and not isinstance(args[0], torch.Tensor):
+        return f"torch.{func.__name__} of values in Python"
+    return ""
+
+
+def _is_listed(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, list | range | np.ndarray) for part in parts)
 
 
 def _is_mask(index: Any) -> bool:

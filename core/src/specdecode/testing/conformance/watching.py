@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from ...contract import Needs, Place, StepSource, Tap, Tokens
+from ...contract import Drafts, Needs, Place, Proposer, StepSource, StepView, Tap, Tokens
+from ...engine.static_feed import StaticFeed
+from ..scripted.wrapping import WrappingProposer
 
 #: Attribute of the view -> whether Needs declare it; all others are always shown.
 _DECLARED = {
@@ -60,6 +63,19 @@ class WatchedSource:
     def written(self) -> list[str]:
         """What was shown and is no longer what it was."""
         return [name for name, (value, copy) in self._shown.items() if bool((value != copy).any())]
+
+
+class AroundStaticSteps(WrappingProposer):
+    """Passes every call on, those of static steps inside a context of their own."""
+
+    def __init__(self, inner: Proposer, around: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(inner)
+        self._around = around
+
+    def propose(self, step: StepView, out: Drafts) -> None:
+        static = isinstance(step._source, StaticFeed)
+        with self._around() if static else nullcontext():
+            self.inner.propose(step, out)
 
 
 class WatchedModules(Mapping[str, Any]):

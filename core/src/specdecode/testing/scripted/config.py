@@ -90,6 +90,9 @@ class WrongConfig(ScriptFields):
         "takes-revenge",
         "stale-entries",
         "loses-its-place",
+        "counts-padding",
+        "rebinds-state",
+        "copies-indices",
     ] = option("how it breaks the contract")
 
 

@@ -26,8 +26,8 @@ from ...contract import (
 from ...layers import RMSNorm, RopeConfig, RotaryEmbedding
 from ...layers.linear import Linear
 from ...models import DecoderConfig, DecoderLayer
-from .config import EagleConfig, Topology
-from .trees import fill, grow, lens_within
+from .config import EagleConfig
+from .trees import FixedTree, fill, grow
 
 
 class EagleHead:
@@ -107,9 +107,11 @@ class EagleProposer(Proposer):
     def __init__(self, config: EagleConfig, needs: Needs) -> None:
         self._config = config
         self._needs = needs
-        self._topology = config.topology
+        self._tree: FixedTree | None = None
 
     def load(self, target: TargetHandle) -> None:
+        if self._config.topology is not None:
+            self._tree = FixedTree(self._config.topology, target.device)
         self._head = EagleHead(target, len(self._needs.taps), self._config.seed)
 
     def bind(self, resources: Resources) -> None:
@@ -125,8 +127,8 @@ class EagleProposer(Proposer):
             self._cache,
         )
         features, states = features[step.last], states[step.last]
-        if self._topology is not None:
-            self._draft_static(step, out, self._topology, features, states)
+        if self._tree is not None:
+            self._draft_static(step, out, self._tree, features, states)
         elif self._config.fanout is not None:
             self._draft_grown(step, out, self._config.fanout, features, states)
         else:
@@ -147,13 +149,12 @@ class EagleProposer(Proposer):
         out.lens[:] = torch.minimum(step.budget, step.room)
 
     def _draft_static(
-        self, step: StepView, out: Drafts, tree: Topology, feature: torch.Tensor, states: torch.Tensor
+        self, step: StepView, out: Drafts, tree: FixedTree, feature: torch.Tensor, states: torch.Tensor
     ) -> None:
         ids, _ = self._root(step, states, tree.fanout)
-        filled = fill(tree, _Expansion(self, step, tree.fanout), ids, feature)
-        out.ids[:] = filled
-        out.parents[:] = torch.tensor(tree.parents, device=filled.device)
-        out.lens[:] = torch.minimum(step.budget, lens_within(tree, step.room))
+        out.ids[:] = fill(tree, _Expansion(self, step, tree.fanout), ids, feature)
+        out.parents[:] = tree.parents
+        out.lens[:] = torch.minimum(step.budget, tree.lens_within(step.room))
 
     def _draft_grown(
         self, step: StepView, out: Drafts, fanout: int, feature: torch.Tensor, states: torch.Tensor

@@ -8,7 +8,7 @@ import torch
 
 from ...contract import Commit, Drafts, Proposer, RequestInfo, StepView
 from .config import FaultyConfig, FlakyConfig
-from .oracle import Script, write_row
+from .oracle import Script, history_of, write_row
 from .wrapping import WrappingProposer
 
 
@@ -51,7 +51,7 @@ class FaultyProposer(Proposer):
             raise BrokenOnPurpose("raised before drafting")
         for row in range(len(step.request_ids)):
             count = min(int(step.budget[row]), int(step.room[row]))
-            drafted = self._script.follow(step.history[row], count)
+            drafted = self._script.follow(history_of(step, row), count)
             write_row(out, row, drafted)
             if fault is not None and (drafted or fault in _WITHOUT_DRAFTS):
                 _COMMIT.get(fault, _nothing)(self, step, out, row)
@@ -139,7 +139,7 @@ def _write_into_view(proposer: FaultyProposer, step: StepView, out: Drafts, row:
 
 
 def _padded(proposer: FaultyProposer, step: StepView, row: int, count: int) -> list[int]:
-    ids = proposer._script.follow(step.history[row], count)
+    ids = proposer._script.follow(history_of(step, row), count)
     return ids + [0] * (count - len(ids))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from ...contract import LM_HEAD, Drafts, Proposer, StepView, TargetHandle
 from .config import MedusaConfig
-from .trees import lens_within
+from .trees import FixedTree
 
 
 class MedusaProposer(Proposer):
@@ -14,10 +14,11 @@ class MedusaProposer(Proposer):
 
     def __init__(self, config: MedusaConfig) -> None:
         self._seed = config.seed
-        self._tree = config.topology
+        self._topology = config.topology
 
     def load(self, target: TargetHandle) -> None:
-        hidden, levels = target.info.hidden_size, self._tree.depth
+        hidden, levels = target.info.hidden_size, self._topology.depth
+        self._tree = FixedTree(self._topology, target.device)
         generator = torch.Generator().manual_seed(self._seed)
         heads = torch.randn(levels, hidden, hidden, generator=generator) / hidden**0.5
         self._heads = heads.to(device=target.device, dtype=target.dtype)
@@ -27,7 +28,7 @@ class MedusaProposer(Proposer):
         hidden = step.taps[0][step.last]
         states = hidden + torch.nn.functional.silu(hidden @ self._heads)  # [levels, B, H]
         best = [self._lm_head(state).topk(self._tree.fanout).indices for state in states]
-        for node, (depth, rank) in enumerate(zip(self._tree.depths, self._tree.ranks, strict=True)):
+        for node, (depth, rank) in enumerate(zip(self._topology.depths, self._topology.ranks, strict=True)):
             out.ids[:, node] = best[depth - 1][:, rank]
-        out.parents[:] = torch.tensor(self._tree.parents, device=hidden.device)
-        out.lens[:] = torch.minimum(step.budget, lens_within(self._tree, step.room))
+        out.parents[:] = self._tree.parents
+        out.lens[:] = torch.minimum(step.budget, self._tree.lens_within(step.room))

@@ -60,10 +60,21 @@ def faulty(config: FaultyConfig, ctx: PlanContext) -> Needs:
 
 def wrong(config: WrongConfig, ctx: PlanContext) -> Needs:
     """An oracle's or a draft model's, but for what the fault wants."""
-    if config.fault in ("stale-entries", "loses-its-place"):
-        return _draft_model(config, _target_kv(ctx.target, layers=ctx.target.num_layers), ctx)
+    if config.fault in _WRONG_DRAFT_MODELS:
+        layers, graphs = _WRONG_DRAFT_MODELS[config.fault]
+        needs = _draft_model(config, _target_kv(ctx.target, layers=layers or ctx.target.num_layers), ctx)
+        return attrs.evolve(needs, graphs=graphs)
     return attrs.evolve(chain(config, ctx), **_WRONG.get(config.fault, {}))
 
+
+#: Fault of a draft model -> its layers (None: all of the target's), and whether it declares graphs.
+_WRONG_DRAFT_MODELS: dict[str, tuple[int | None, bool]] = {
+    "stale-entries": (None, False),
+    "loses-its-place": (None, False),
+    "counts-padding": (1, True),
+    "rebinds-state": (None, True),
+    "copies-indices": (None, True),
+}
 
 #: Fault -> what its proposer declares otherwise than an oracle.
 _WRONG: dict[str, dict[str, Any]] = {
@@ -78,7 +89,7 @@ _WRONG: dict[str, dict[str, Any]] = {
 
 
 def flaky(config: FlakyConfig, ctx: PlanContext) -> Needs:
-    return wrapping.union_of([config.inner], ctx)
+    return attrs.evolve(wrapping.union_of([config.inner], ctx), graphs=False)  # it counts its calls
 
 
 def self_draft(config: SelfDraftConfig, ctx: PlanContext) -> Needs:
@@ -106,6 +117,7 @@ def eagle(config: EagleConfig, ctx: PlanContext) -> Needs:
         taps=_eagle_taps(config, ctx.target),
         modules=frozenset({EMBED, LM_HEAD}),
         kv=(_target_kv(ctx.target, layers=1, first=1, slots=max(0, config.scratch - config.levels)),),
+        graphs=True,
     )
 
 
@@ -119,6 +131,7 @@ def medusa(config: MedusaConfig, ctx: PlanContext) -> Needs:
         tokens=Tokens.NONE,
         taps=(FINAL,),
         modules=frozenset({LM_HEAD}),
+        graphs=True,
     )
 
 
@@ -138,13 +151,21 @@ def cascade(config: CascadeConfig, ctx: PlanContext) -> Needs:
 
 
 def recorder(config: RecorderConfig, ctx: PlanContext) -> Needs:
-    """The inner proposer's, and the history."""
-    return attrs.evolve(wrapping.union_of([config.inner], ctx), tokens=Tokens.HISTORY)
+    """The inner proposer's, and the history; what it writes down is on the host."""
+    return attrs.evolve(wrapping.union_of([config.inner], ctx), tokens=Tokens.HISTORY, graphs=False)
 
 
 def _draft_model(config: LengthFields, kv: KVSpec, ctx: PlanContext) -> Needs:
     count = config.num_speculative_tokens
-    return Needs(width=count, depth=count, place=Place.DEVICE, ranks=Ranks.ALL, kv=(kv,), probs=ctx.probs)
+    return Needs(
+        width=count,
+        depth=count,
+        place=Place.DEVICE,
+        ranks=Ranks.ALL,
+        kv=(kv,),
+        probs=ctx.probs,
+        graphs=ctx.probs is Probs.NONE,  # the laws of drafts are the host's to verify
+    )
 
 
 def _target_kv(target: TargetInfo, *, layers: int, first: int = 0, slots: int = 0) -> KVSpec:

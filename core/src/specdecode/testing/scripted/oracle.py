@@ -26,6 +26,11 @@ class Script:
         return []
 
 
+def history_of(step: StepView, row: int) -> list[int]:
+    """All committed ids of a row, on whichever side the proposer works."""
+    return [int(token) for token in step.history[row][: int(step.committed_len[row])]]
+
+
 def spoil(token_id: int, vocab_size: int) -> int:
     """Another id of the vocabulary."""
     return (token_id + 1) % vocab_size

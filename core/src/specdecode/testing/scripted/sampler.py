@@ -7,7 +7,7 @@ import torch
 from ...contract import Drafts, Proposer, StepView, TargetHandle
 from ..tiny import table_logits
 from .config import SamplerConfig
-from .trees import lens_within
+from .trees import FixedTree
 
 
 class SamplerProposer(Proposer):
@@ -20,17 +20,18 @@ class SamplerProposer(Proposer):
     def __init__(self, config: SamplerConfig, path: str) -> None:
         self._config = config
         self._path = path
-        self._tree = config.topology
+        self._topology = config.topology
 
     def load(self, target: TargetHandle) -> None:
         config = self._config
+        self._tree = FixedTree(self._topology, target.device)
         logits = table_logits(self._path)
         noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(config.seed))
         self._table = (config.near * logits + config.spread * noise).to(target.device)
         self._generator = torch.Generator(target.device).manual_seed(config.seed)
 
     def propose(self, step: StepView, out: Drafts) -> None:
-        tree, committed = self._tree, step.committed_len
+        tree, committed = self._topology, step.committed_len
         rows = torch.arange(len(committed), device=committed.device)
         for parent in (-1, *range(len(tree))):
             children = [node for node in range(len(tree)) if tree.parents[node] == parent]
@@ -42,8 +43,8 @@ class SamplerProposer(Proposer):
             out.ids[:, children] = ids
             if out.probs is not None:
                 out.probs[:, children] = laws
-        out.parents[:] = torch.tensor(tree.parents, device=committed.device)
-        out.lens[:] = torch.minimum(step.budget, lens_within(tree, step.room))
+        out.parents[:] = self._tree.parents
+        out.lens[:] = torch.minimum(step.budget, self._tree.lens_within(step.room))
         if self._config.lie is not None and out.probs is not None:
             self._lie(out)
 
@@ -64,7 +65,7 @@ class SamplerProposer(Proposer):
 
     def _lie(self, out: Drafts) -> None:
         """Spoil what is told of the last node of each row."""
-        last = len(self._tree) - 1
+        last = len(self._topology) - 1
         probs = out.probs[:, last]
         if self._config.lie == "zero":
             probs.scatter_(-1, out.ids[:, last, None], 0.0)

@@ -5,7 +5,7 @@ Legend: ``B`` rows, ``K`` children a node, ``N`` nodes of the tree, ``H`` hidden
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -29,13 +29,51 @@ class Grown:
     lens: torch.Tensor  #: ``[B]`` int64: how many nodes there are; the rest is filling
 
 
-def lens_within(tree: Topology, room: torch.Tensor) -> torch.Tensor:
-    """``[B]``: how many nodes lie within ``room`` levels; they come first."""
-    depths = torch.tensor(tree.depths, device=room.device)
-    return (depths[None] <= room[:, None]).sum(-1)
+@attrs.frozen(eq=False)
+class _Level:
+    """Indices of the nodes of one level that have children, and of their children; all int64."""
+
+    inner: torch.Tensor  #: ``[n]`` nodes
+    paths: torch.Tensor  #: ``[n, level]`` their ancestors, the last one themselves
+    children: torch.Tensor  #: ``[m]`` nodes of the next level
+    columns: torch.Tensor  #: ``[m]`` place in ``inner`` of each child's parent
+    ranks: torch.Tensor  #: ``[m]``
 
 
-def fill(tree: Topology, expand: Expand, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+class FixedTree:
+    """A topology with its indices on the device, so that a step copies nothing there."""
+
+    def __init__(self, tree: Topology, device: torch.device) -> None:
+        def on_device(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self.fanout = tree.fanout
+        self.parents = on_device(tree.parents)
+        self.first, self.first_ranks = on_device(tree.at(1)), on_device([tree.ranks[n] for n in tree.at(1)])
+        self.levels: list[_Level] = []
+        self._depths = on_device(tree.depths)
+        for level in range(1, tree.depth):
+            inner = [node for node in tree.at(level) if node in tree.parents]
+            children = tree.at(level + 1)
+            self.levels.append(
+                _Level(
+                    inner=on_device(inner),
+                    paths=on_device([tree.path(node) for node in inner]),
+                    children=on_device(children),
+                    columns=on_device([inner.index(tree.parents[node]) for node in children]),
+                    ranks=on_device([tree.ranks[node] for node in children]),
+                )
+            )
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def lens_within(self, room: torch.Tensor) -> torch.Tensor:
+        """``[B]``: how many nodes lie within ``room`` levels; they come first."""
+        return (self._depths[None] <= room[:, None]).sum(-1)
+
+
+def fill(tree: FixedTree, expand: Expand, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Token ids ``[B, N]`` of the nodes of a fixed tree.
 
     Args:
@@ -46,19 +84,14 @@ def fill(tree: Topology, expand: Expand, ids: torch.Tensor, hidden: torch.Tensor
     batch = ids.shape[0]
     filled = torch.zeros(batch, len(tree), dtype=torch.int64, device=ids.device)
     states = torch.zeros(batch, len(tree), hidden.shape[-1], dtype=hidden.dtype, device=hidden.device)
-    first = tree.at(1)
-    filled[:, first] = ids[:, [tree.ranks[node] for node in first]]
-    states[:, first] = hidden[:, None]
-    for level in range(1, tree.depth):
-        inner = [node for node in tree.at(level) if node in tree.parents]
-        paths = torch.tensor([tree.path(node) for node in inner], device=ids.device)
+    filled[:, tree.first] = ids[:, tree.first_ranks]
+    states[:, tree.first] = hidden[:, None].expand(-1, len(tree.first), -1)
+    for level, at in enumerate(tree.levels, 1):
         grown, children, _ = expand(
-            level, filled[:, inner], states[:, inner], paths[None].expand(batch, -1, -1)
+            level, filled[:, at.inner], states[:, at.inner], at.paths[None].expand(batch, -1, -1)
         )
-        for node in tree.at(level + 1):
-            column = inner.index(tree.parents[node])
-            filled[:, node] = children[:, column, tree.ranks[node]]
-            states[:, node] = grown[:, column]
+        filled[:, at.children] = children[:, at.columns, at.ranks]
+        states[:, at.children] = grown[:, at.columns]
     return filled
 
 

@@ -1,7 +1,7 @@
 """Proposers that break a promise which the output does not show: the conformance kit must see each.
 
 All draft right tokens, and each does one thing that the contract forbids. Those that break what core
-itself catches are in :mod:`.faulty`.
+itself catches are in :mod:`.faulty`, draft models in :mod:`.wrong_models`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...contract import EMBED, Commit, Drafts, Proposer, RequestInfo, StepView, TargetHandle
 from .config import WrongConfig
-from .draft_model import DraftModelProposer
 from .faulty import BrokenOnPurpose
-from .oracle import Script, write_row
+from .oracle import Script, history_of, write_row
+from .wrong_models import DRAFT_MODELS, Missed
 
 
 class WrongProposer(Proposer):
@@ -30,7 +29,7 @@ class WrongProposer(Proposer):
 
     def histories(self, step: StepView) -> Sequence[Sequence[int]]:
         """Whatever the rows' texts are taken from."""
-        return step.history
+        return [history_of(step, row) for row in range(len(step.history))]
 
     def draft(self, step: StepView, out: Drafts, histories: Sequence[Sequence[int]]) -> None:
         for row, history in enumerate(histories):
@@ -233,21 +232,6 @@ class SpoilsTarget(WrongProposer):
 
 
 # -- failure ---------------------------------------------------------------------------------------
-class Missed:
-    """Counts the steps in which ``propose`` was not reached."""
-
-    def __init__(self) -> None:
-        self._pending = 0
-
-    def committed(self) -> None:
-        self._pending += 1
-
-    def proposed(self) -> bool:
-        """Whether a step was missed since the last call."""
-        missed, self._pending = self._pending > 1, 0
-        return missed
-
-
 class TakesOffence(WrongProposer):
     """Drafts no more once a step was not drafted for."""
 
@@ -277,54 +261,6 @@ class TakesRevenge(TakesOffence):
             self._weight.copy_(self._weight.roll(1, 0))
 
 
-# -- state -----------------------------------------------------------------------------------------
-class StaleDraftModel(DraftModelProposer):
-    """Believes after a preemption that its entries are still there, and feeds nothing sensible."""
-
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
-        self._stale: set[str] = set()
-
-    def on_preempt(self, request_id: str) -> None:
-        self._stale.add(request_id)
-
-    def on_finish(self, request_id: str, reason: str) -> None:
-        self._stale.discard(request_id)
-
-    def propose(self, step: StepView, out: Drafts) -> None:
-        stale = torch.tensor([request_id in self._stale for request_id in step.request_ids])
-        ids = step.ids.masked_fill(stale.to(step.ids.device)[step.rows], 0)
-        super().propose(_Refed(step, ids), out)  # type: ignore[arg-type]
-        self._stale.difference_update(step.request_ids)
-
-
-class _Refed:
-    """A view with other fed ids."""
-
-    def __init__(self, step: StepView, ids: Any) -> None:
-        self._step = step
-        self.ids = ids
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._step, name)
-
-
-class LosesItsPlace(DraftModelProposer):
-    """Drafts nonsense in the step after one that it missed."""
-
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
-        self._missed = Missed()
-
-    def on_commit(self, commits: Sequence[Commit]) -> None:
-        self._missed.committed()
-
-    def propose(self, step: StepView, out: Drafts) -> None:
-        super().propose(step, out)
-        if self._missed.proposed():
-            out.ids.fill_(3)
-
-
 ORACLES: dict[str, type[WrongProposer]] = {
     "waits": Waits,
     "rebinds-buffers": RebindsBuffers,
@@ -347,11 +283,6 @@ ORACLES: dict[str, type[WrongProposer]] = {
     "spoils-target": SpoilsTarget,
     "takes-offence": TakesOffence,
     "takes-revenge": TakesRevenge,
-}
-
-DRAFT_MODELS: dict[str, type[StaleDraftModel] | type[LosesItsPlace]] = {
-    "stale-entries": StaleDraftModel,
-    "loses-its-place": LosesItsPlace,
 }
 
 

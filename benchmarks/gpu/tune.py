@@ -1,0 +1,394 @@
+"""Find the tiles of the fused products on this card, and write them as ``projection/tuned.json`` has them.
+
+    python benchmarks/gpu/tune.py --out tuned.json                the shape of Llama-3.1-8B, bf16, all classes
+    python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
+
+Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
+with attention and the output projection: alone, a product hides what it costs its neighbours. One
+product's tile is changed at a time. Every candidate's output must equal the first one's to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import torch
+from specdec_kernels.attention import AttentionMetadata
+from specdec_kernels.attention import gpu as attention
+from specdec_kernels.projection import Stream, gpu, tiles
+from specdec_kernels.projection.tiles import CLASSES, Tile, by_rule
+
+HERE = Path(__file__).parent
+#: What the last class is timed with.
+MANY = 4096
+#: More rows than this hardly ever go through the output projection.
+MOST_LOGITS = 256
+#: Tokens in front of those computed, and slots of a block of the cache.
+CONTEXT, BLOCK = 512, 16
+PREFETCHES = (0, 1024, 2048, 4096, 8192)
+#: A candidate must be better by this part.
+MARGIN = 0.0007
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    vocabulary: int
+    head_norm: bool
+
+    @staticmethod
+    def read(path: Path) -> Shape:
+        config = json.loads(path.read_text())
+        heads = config["num_attention_heads"]
+        return Shape(
+            config["hidden_size"],
+            config["intermediate_size"],
+            heads,
+            config.get("num_key_value_heads") or heads,
+            config.get("head_dim") or config["hidden_size"] // heads,
+            config["vocab_size"],
+            config.get("model_type") == "qwen3",
+        )
+
+    @property
+    def products(self) -> dict[str, tuple[str, int, int]]:
+        """Name -> kind, outputs, inputs. Those that weigh most come first."""
+        hidden, attended = self.hidden, self.heads * self.dim
+        return {
+            "gate_up": ("gate_up", 2 * self.inner, hidden),
+            "down": ("add", hidden, self.inner),
+            "qkv": ("qkv", (self.heads + 2 * self.kv_heads) * self.dim, hidden),
+            "o": ("add", hidden, attended),
+            "logits": ("product", self.vocabulary, hidden),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    ids: torch.Tensor
+    meta: AttentionMetadata
+    caches: list[list[torch.Tensor]]
+
+
+class Layers:
+    """Layers with weights of their own, and the output projection."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: str, count: int) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+        self.weights = [
+            {name: self._weight(*dims) for name, (_, *dims) in shape.products.items() if name != "logits"}
+            for _ in range(count)
+        ]
+        self.logits = self._weight(shape.vocabulary, shape.hidden)
+        self.gain = torch.ones(shape.hidden, dtype=dtype, device=device)
+        self.head_gain = torch.ones(shape.dim, dtype=dtype, device=device) if shape.head_norm else None
+        self.table = torch.full((CONTEXT + 8, shape.dim // 2), 0.5**0.5, device=device)
+
+    def _weight(self, outputs: int, inputs: int) -> torch.Tensor:
+        weight = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
+        return weight if self.device == "meta" else weight.normal_(0, inputs**-0.5)
+
+    def inputs(self, tokens: int, per_row: int | None = None, max_slots: int = CONTEXT + BLOCK) -> Inputs:
+        """Rows of some tokens behind :data:`CONTEXT` others; of many tokens no attention is computed."""
+        shape = self.shape
+        if per_row is None:
+            per_row = max(count for count in ((1,) if tokens <= 32 else (8, 6, 1)) if tokens % count == 0)
+        rows = tokens // per_row
+        blocks = -(-max_slots // BLOCK)
+        index = torch.arange(tokens, device=self.device)
+        row, position = index // per_row, CONTEXT + index % per_row
+        table = 1 + torch.arange(rows * blocks, device=self.device).view(rows, blocks)
+        slots = (1 + row * blocks) * BLOCK + position
+        meta = AttentionMetadata(
+            *(row, position, slots, position + 1, table, BLOCK),
+            tokens_per_row=per_row,
+            max_slots=max_slots,
+        )
+        cache = (1 + rows * blocks, BLOCK, shape.kv_heads, shape.dim)
+        caches = []
+        for _ in self.weights if tokens <= MOST_LOGITS else self.weights[:1]:
+            pair = [torch.empty(cache, dtype=self.dtype, device=self.device) for _ in "kv"]
+            caches.append(pair if self.device == "meta" else [part.normal_() for part in pair])
+        return Inputs(index * 37 % shape.vocabulary, meta, caches)
+
+    def run(self, inputs: Inputs) -> torch.Tensor:
+        """Logits."""
+        stream = gpu.embed(inputs.ids, self.logits, self.gain)
+        for index, layer in enumerate(self.weights):
+            stream = self._layer(stream, layer, inputs, *inputs.caches[index % len(inputs.caches)])
+        hidden = gpu.normalize(stream, self.gain, 1e-5)
+        return gpu.product(hidden[:MOST_LOGITS], self.logits, None)
+
+    def _layer(
+        self,
+        stream: Stream,
+        layer: dict[str, torch.Tensor],
+        inputs: Inputs,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> Stream:
+        attended = gpu.project_qkv(
+            stream,
+            layer["qkv"],
+            None,
+            eps=1e-5,
+            cos=self.table,
+            sin=self.table,
+            positions=inputs.meta.positions,
+            write_slots=inputs.meta.write_slots,
+            key_cache=keys,
+            value_cache=values,
+            query_gain=self.head_gain,
+            key_gain=self.head_gain,
+            rotate=True,
+        )
+        if len(inputs.ids) <= MOST_LOGITS:
+            scale = self.shape.dim**-0.5
+            attended = attention.paged_attention(
+                attended, keys, values, inputs.meta, scale=scale, window=None
+            )
+        stream = gpu.add_product(attended.flatten(1), layer["o"], None, stream, self.gain)
+        gated = gpu.project_gate_up(stream, layer["gate_up"], None, eps=1e-5, activation="silu")
+        return gpu.add_product(gated, layer["down"], None, stream, self.gain)
+
+
+def candidates(kind: str, bound: int, *, quick: bool) -> list[Tile]:
+    """Tiles to try, the rule's not among them."""
+
+    def some(rows: int, tokens: tuple[int, int], inputs: int, warps: int, *stages: int) -> list[Tile]:
+        return [Tile(rows, tokens, inputs, count, warps) for count in stages]
+
+    if bound <= 64:
+        own = {48: [(32, 16), (64, 0)]}.get(bound, [(bound, 0)])
+        found = []
+        for tokens in own:
+            found += some(128, tokens, 128, 4, 3, 4, 5) + some(64, tokens, 128, 4, 4, 6, 8)
+            if not quick:
+                found += some(128, tokens, 64, 4, 6, 8) + some(64, tokens, 256, 4, 3, 4)
+                found += some(64, tokens, 128, 4, 5, 7, 10) if kind != "gate_up" else []
+                found += some(128, tokens, 128, 8, 4) if bound > 32 else []
+        return found
+    if bound <= 256:
+        own = {96: [(64, 32), (128, 0)], 128: [(128, 0), (64, 0)], 192: [(128, 64), (64, 32), (64, 0)]}
+        found = []
+        for tokens in own.get(bound, [(256, 0), (128, 128), (128, 0), (64, 0)]):
+            # where a tile has an SM to itself, as much as fits is kept in flight
+            found += some(128, tokens, 64, 8, 3, 4, 6) + some(64, tokens, 64, 4, 4, 6, 8)
+            if not quick:
+                found += some(64, tokens, 64, 8, 4, 6) + some(64, tokens, 128, 4, 3, 4)
+                found += some(128, tokens, 64, 4, 4, 6) if sum(tokens) <= 128 else []
+                found += some(128, tokens, 64, 8, 5) + some(128, tokens, 128, 8, 2, 3)
+                # few programs that each read little twice: what comes out of L2 is the limit here
+                found += some(256, tokens, 64, 8, 3, 4) + some(256, tokens, 64, 16, 3, 4)
+        return found
+    # (128, 128): as wide as (256, 0), with an epilogue that needs half the registers at a time
+    found = some(128, (256, 0), 64, 8, 3, 4) + some(128, (128, 128), 64, 8, 3, 4)
+    found += some(128, (128, 0), 64, 8, 4) + some(128, (128, 0), 64, 4, 3, 4)
+    if not quick:
+        found += some(256, (128, 0), 64, 8, 3, 4) + some(128, (128, 64), 64, 8, 4)
+        found += some(64, (256, 0), 64, 8, 4) + some(64, (128, 128), 64, 4, 4)
+    return found
+
+
+def start(shape: Shape, dtype: torch.dtype, bound: int) -> dict[str, Tile]:
+    return {name: by_rule(kind, dtype, inputs, bound) for name, (kind, _, inputs) in shape.products.items()}
+
+
+def plan(shape: Shape, dtype: torch.dtype, bound: int, *, quick: bool) -> dict[str, list[Tile]]:
+    """Product -> its candidates, those alike once they are cut to what fits left out."""
+    found: dict[str, list[Tile]] = {}
+    for name, (kind, _, inputs) in shape.products.items():
+        if name == "logits" and bound > MOST_LOGITS:
+            continue
+        rule = by_rule(kind, dtype, inputs, bound)
+        tried = [tile for tile in candidates(kind, bound, quick=quick) if tile.inputs <= max(16, inputs)]
+        fitted = [tile for tile in tried if tiles.fitted(tile, dtype.itemsize, _SHARED) == tile]
+        found[name] = [tile for tile in dict.fromkeys(fitted) if tile != replace(rule, prefetch=0)]
+    return found
+
+
+_SHARED, _SMS = 232448, 132
+
+
+def use(shape: Shape, chosen: dict[str, Tile]) -> None:
+    """Make the products take these tiles."""
+    by_dims = {shape.products[name]: tile for name, tile in chosen.items()}
+
+    def choose(kind: str, _dtype: object, _device: object, outputs: int, inputs: int, _bound: int) -> Tile:
+        return by_dims[kind, outputs, inputs]
+
+    tiles.choose = choose  # type: ignore[assignment]
+
+
+def without_a_card() -> None:
+    """Cut as on an H100, which is not asked: CUDA must not start in a process that only compiles."""
+    tiles.family = lambda _: ("sm_90", _SHARED)  # type: ignore[assignment]
+    attention._num_sms = lambda _: _SMS  # type: ignore[assignment]
+
+
+def compile_ahead(task: tuple[Shape, torch.dtype, int, dict[str, Tile]]) -> str:
+    """In a process of its own: kernels into Triton's cache; what went wrong, or nothing."""
+    from specdec_kernels.gpu.compiling import compiling_only
+
+    shape, dtype, bound, chosen = task
+    without_a_card()
+    use(shape, chosen)
+    try:
+        with compiling_only(inspect=False):
+            layers = Layers(shape, dtype, "meta", 1)
+            layers.run(layers.inputs(min(bound, MANY)))
+    except Exception as error:  # a candidate less
+        return f"{chosen}: {error!r}"[:300]
+    return ""
+
+
+def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], *, quick: bool) -> None:
+    tasks = []
+    for bound in bounds:
+        base = start(shape, dtype, bound)
+        tasks.append((shape, dtype, bound, base))
+        tried = plan(shape, dtype, bound, quick=quick)
+        for index in range(max(map(len, tried.values()))):
+            changed = {name: found[index] for name, found in tried.items() if index < len(found)}
+            tasks.append((shape, dtype, bound, {**base, **changed}))
+    began = time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        for error in pool.imap_unordered(compile_ahead, tasks, 1):
+            if error:
+                print("does not compile:", error, flush=True)
+    print(f"compiled {len(tasks)} sets of tiles in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+class Timer:
+    """Times the layers with given tiles, and holds their output to the first one's bits."""
+
+    def __init__(self, layers: Layers, tokens: int, *, replays: int) -> None:
+        self.layers, self.inputs, self.replays = layers, layers.inputs(tokens), replays
+        self.expected: torch.Tensor | None = None
+
+    def __call__(self, chosen: dict[str, Tile]) -> float:
+        """Milliseconds; infinite where the kernels do not run, or not to the same bits."""
+        use(self.layers.shape, chosen)
+        try:
+            output = self.layers.run(self.inputs)
+            if self.expected is None:
+                self.expected = output.clone()
+            elif not torch.equal(output, self.expected):
+                wrong = int((output != self.expected).sum())
+                print(f"  OTHER BITS in {wrong} of {output.numel()} logits: {chosen}", flush=True)
+                return float("inf")
+            return self._measure(lambda: self.layers.run(self.inputs))
+        except RuntimeError as error:
+            if "illegal" in str(error):
+                raise
+            print("  does not run:", repr(error)[:200], flush=True)
+            return float("inf")
+
+    def _measure(self, run: Callable[[], object]) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        for _ in range(2):
+            graph.replay()
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self.replays)]
+        for before, after in events:
+            before.record()
+            graph.replay()
+            after.record()
+        torch.cuda.synchronize()
+        return statistics.median(before.elapsed_time(after) for before, after in events)
+
+
+def tune(layers: Layers, bound: int, *, quick: bool, deadline: float) -> tuple[dict[str, Tile], float, float]:
+    """The best tiles of a class, milliseconds by rule and with them."""
+    shape, dtype = layers.shape, layers.dtype
+    timer = Timer(layers, min(bound, MANY), replays=7 if quick else 11)
+    chosen = start(shape, dtype, bound)
+    timer(chosen)
+    first = best = timer(chosen)
+
+    def attempt(name: str, tile: Tile) -> None:
+        nonlocal best, chosen
+        if tile != chosen[name] and time.perf_counter() < deadline:
+            taken = timer({**chosen, name: tile})
+            if taken < best * (1 - MARGIN):
+                best, chosen = taken, {**chosen, name: tile}
+
+    for name, found in plan(shape, dtype, bound, quick=quick).items():
+        ahead = chosen[name].prefetch
+        for tile in found:
+            attempt(name, replace(tile, prefetch=ahead))
+        if bound <= 256:
+            for amount in PREFETCHES:
+                attempt(name, replace(chosen[name], prefetch=amount))
+    return chosen, first, best
+
+
+def rate(layers: Layers, bound: int, milliseconds: float) -> str:
+    shape, tokens = layers.shape, min(bound, MANY)
+    a_layer = sum(
+        outputs * inputs for name, (_, outputs, inputs) in shape.products.items() if name != "logits"
+    )
+    logits = shape.vocabulary * shape.hidden
+    count = len(layers.weights)
+    size = (a_layer * count + logits) * layers.dtype.itemsize
+    work = 2 * (a_layer * count * tokens + logits * min(tokens, MOST_LOGITS))
+    seconds = milliseconds / 1e3
+    return f"{size / seconds / 1e12:.2f} TB/s of weights, {work / seconds / 1e12:.0f} TFLOP/s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--config", type=Path, default=HERE / "llama-8b-shape/config.json")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--tokens", help="classes, separated by commas; all unless given")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
+    parser.add_argument("--budget", type=float, default=150, help="seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer candidates")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    shape, dtype = Shape.read(arguments.config), getattr(torch, arguments.dtype)
+    wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
+    bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))
+    compile_all(shape, dtype, bounds, quick=arguments.quick)
+
+    a_layer = (
+        sum(outputs * inputs for _, outputs, inputs in list(shape.products.values())[:4]) * dtype.itemsize
+    )
+    layers = Layers(shape, dtype, "cuda", min(32, max(4, round(2.5e9 / a_layer))))
+    name, _ = tiles.family(0)
+    print(f"{torch.cuda.get_device_name()}, {arguments.config}, {dtype}, {len(layers.weights)} layers")
+    table = json.loads(arguments.merge.read_text()) if arguments.merge else {}
+    kinds = table.setdefault(name, {}).setdefault(arguments.dtype, {})
+    for index, bound in enumerate(bounds):
+        left = began + arguments.budget - time.perf_counter()
+        deadline = time.perf_counter() + left / (len(bounds) - index)
+        chosen, first, best = tune(layers, bound, quick=arguments.quick, deadline=deadline)
+        print(f"up to {bound} tokens: {first:.4f} -> {best:.4f} ms; {rate(layers, bound, best)}", flush=True)
+        for product, tile in chosen.items():
+            if product == "logits" and bound > MOST_LOGITS:
+                continue
+            kind, outputs, inputs = shape.products[product]
+            print(f"    {product}: {tile}", flush=True)
+            rows, tokens, *rest = astuple(tile)
+            values = [rows, *tokens, *rest]
+            kinds.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = values
+        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+    print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The loop that does not wait: the host launches a step before it has read the one before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from ..contract import Drafts, Place
+from ..kv import PoolExhausted
+from ..runner.steady import SteadyOutput, SteadyStep
+from .loop import EngineCore, timed
+from .output import DrawnTokens, RequestOutputState
+from .request import NO_DRAFTS, Request, Status
+from .seating import (
+    ADMISSION,
+    FAILED,
+    LOST,
+    MEMORY,
+    PROPOSER,
+    REASONS,
+    SEATS,
+    UNDRAWABLE,
+    WEIGHING,
+    why_not_seated,
+    why_not_static,
+)
+from .verification import RowOutcome
+
+logger = logging.getLogger(__name__)
+
+
+@attrs.frozen(eq=False)
+class InFlight:
+    """A launched step whose tokens the host has not read."""
+
+    requests: list[Request | None]  #: by seat; None: given up before the launch
+    tokens: int  #: verified for each row
+    report: torch.Tensor  #: ``[B, T + 3]`` int32 on the host, once ``done``
+    done: torch.cuda.Event | None
+    fed: bool  #: the draft layers have the entries of what it committed
+
+
+class OverlappedEngineCore(EngineCore):
+    """Rows that only decode sit down and move on by themselves; everything else runs in the plain order.
+
+    In their seats, rows go from step to step on the device: drafts are verified, tokens drawn and drafts
+    made from what the step before left there. The host launches step ``n + 1``, then reads what step ``n``
+    drew, delivers it and ends who has met a stop; what was computed behind a stop is thrown away. It
+    knows lengths only within bounds, and reserves slots for the longest. Whenever the host has to see
+    tokens before the next step (:mod:`.seating`), it first reads all that is under way; each such wait is
+    counted with its reason.
+    """
+
+    def __init__(self, *, steady: SteadyStep, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.steady = steady
+        self._seated: list[Request | None] = []  # by seat; None: given up
+        self._budgets: list[int] = []
+        self._in_flight: list[InFlight] = []
+        self._trouble: str | None = None  # what the host must see to before the next step
+        self._fed = True  # whether the last launch fed the proposer
+        self._faults = 0  # drafts cut on the device, as far as counted
+        self.metrics.count_waits(REASONS)
+        needs = self.drafting.needs if self.drafting else None
+        #: Why no request ever takes a seat; None: they may
+        self.why_never = why_not_static(needs)
+        if self.drafting is not None and self.verification.rule.weigh is not None:
+            self.why_never = WEIGHING
+        self._on_host = needs is not None and needs.place is Place.HOST
+        self._names_requests = needs is not None and not self._on_host and not needs.graphs
+
+    def step(self) -> list[RequestOutputState]:
+        if self._may_all_have_ended():
+            self._read(keep=0)
+            self._finish_ended()
+        why = self._why_wait()
+        if why is None and not self._launch():
+            why = MEMORY
+        if why is not None:
+            self._settle()
+            if self.scheduler.has_unfinished:
+                self.metrics.host_waits[why].inc()
+            return super().step()
+        outcomes = self._read(keep=0 if self._drafts_on_host else 1)
+        if self._drafts_on_host:
+            self._draft_on_host(outcomes)
+        self._finish_ended()
+        return self._hand_out()
+
+    def prepare(self) -> None:
+        """Record the steps' graphs."""
+        needs = self.drafting.needs if self.drafting else None
+        captured = needs is not None and needs.place is Place.DEVICE and needs.graphs
+        self.steady.capture(self._draft if captured else None)
+        if self.steady.captured:
+            logger.info(self.steady.graphs.report())
+
+    def read_metrics(self) -> list[Any]:
+        self._count_faults()
+        return super().read_metrics()
+
+    def close(self) -> None:
+        self._in_flight.clear()
+        super().close()
+
+    def _may_all_have_ended(self) -> bool:
+        """Whether no row may be left to compute: a step for nobody costs more than looking first."""
+        behind = sum(flight.tokens for flight in self._in_flight)
+        return bool(behind) and all(
+            len(request.token_ids) + behind >= request.limit
+            for request in self._seated
+            if request is not None and self._alive(request)
+        )
+
+    # -- whether rows can go on by themselves ---------------------------------------------------
+    def _why_wait(self) -> str | None:
+        if self.why_never is not None or self._trouble is not None:
+            return self.why_never or self._trouble
+        if self.scheduler.may_admit:
+            return ADMISSION
+        if not self._seated:
+            return self._sit_down()
+        alive = sum(self._alive(request) for request in self._seated)
+        if not alive:
+            return ADMISSION  # nobody is left; the plain order finds out what to do
+        # A proposer that is told who sits there is not shown empty seats; else half of them may be empty.
+        fewest = len(self._seated) if self._names_requests else len(self._seated) // 2 + 1
+        if alive < fewest:
+            self._settle()
+            self.metrics.host_waits[SEATS].inc()
+            return self._sit_down()
+        return None
+
+    def _sit_down(self) -> str | None:
+        running = self.scheduler.running
+        if not running:
+            return ADMISSION
+        needs = self.drafting.needs if self.drafting is not None and self._drafts else None
+        for request in running:
+            if (why := why_not_seated(request, needs)) is not None:
+                return why
+        self._seated = list(running)
+        self._budgets = self._budgets_now()
+        self.steady.seats.seat(running, self._budgets)
+        return None
+
+    @staticmethod
+    def _alive(request: Request | None) -> bool:
+        return request is not None and request.status is Status.RUNNING
+
+    @property
+    def _drafts(self) -> bool:
+        return self.drafting is not None and not self.drafting.proposer.quarantined
+
+    @property
+    def _drafts_on_host(self) -> bool:
+        return self._on_host and self._drafts
+
+    def _budgets_now(self) -> list[int]:
+        """Most drafts of each seat."""
+        drafting = self.drafting
+        if drafting is None or not self._drafts:
+            return [0] * len(self._seated)
+        num_running = self.scheduler.num_running
+        return [
+            0 if request is None or request.undrafted else drafting.policy.budget(request, num_running)
+            for request in self._seated
+        ]
+
+    # -- a step -------------------------------------------------------------------------------------
+    def _launch(self) -> bool:
+        """Enqueue a step; False if the pool has no slots for what it may commit."""
+        seats = self.steady.seats
+        for row, request in enumerate(self._seated):
+            if request is not None and not self._alive(request):
+                self._seated[row] = None
+        live, budgets = self._seated, self._budgets_now()
+        tokens = 1 + seats.shape.width if any(budgets) else 1
+        if not self._reserve(tokens):
+            return False
+        if budgets != self._budgets or None in live:
+            self._budgets = budgets
+            seats.set_budgets(budgets, [request is not None for request in live])
+        seats.set_blocks([None if request is None else request.table.blocks for request in live])
+        drafting = self._drafts and not self._on_host
+        self._fed = drafting or self.steady.captured
+        try:
+            output = self.steady.run(len(live), tokens, self._draft if drafting else None)
+        except BaseException:
+            self._trouble = LOST  # nobody knows how far the device came: the host's knowledge counts
+            raise
+        self._in_flight.append(self._send_home(output, len(live)))
+        self.metrics.steps.inc()
+        return True
+
+    def _reserve(self, tokens: int) -> bool:
+        """Have blocks for the longest that each row may be behind this step."""
+        behind = sum(flight.tokens for flight in self._in_flight)
+        shape, reserve = self.steady.seats.shape, self.drafting.needs.reserve if self.drafting else 0
+        scratch = max(shape.width, reserve) if shape.tree else reserve
+        try:
+            for request in self._seated:
+                if request is not None:
+                    longest = min(len(request.token_ids) + behind + tokens, request.limit)
+                    # Nodes of a tree take more slots than its levels may add tokens.
+                    request.table.ensure(longest + scratch)
+        except PoolExhausted:
+            return False
+        return True
+
+    def _send_home(self, output: SteadyOutput, rows: int) -> InFlight:
+        report = output.results.report[:rows]
+        requests = list(self._seated)
+        if report.device.type != "cuda":
+            return InFlight(requests, output.tokens, report.clone(), None, self._fed)
+        host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+        host.copy_(report, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return InFlight(requests, output.tokens, host, done, self._fed)
+
+    def _read(self, keep: int) -> list[RowOutcome]:
+        """Read what was drawn, but for the last ``keep`` steps, and deliver it."""
+        outcomes: list[RowOutcome] = []
+        while len(self._in_flight) > keep:
+            flight = self._in_flight.pop(0)
+            with timed(self.metrics.target_seconds):
+                if flight.done is not None:
+                    flight.done.synchronize()
+            outcomes = [
+                outcome
+                for request, row in zip(flight.requests, flight.report.tolist(), strict=True)
+                if (outcome := self._commit(request, row, flight.fed)) is not None
+            ]
+            self._deliver(outcomes)
+            for outcome in outcomes:
+                self.scheduler.publish_blocks(outcome.request)
+        return outcomes
+
+    def _commit(self, request: Request | None, row: Sequence[int], fed: bool) -> RowOutcome | None:
+        """Take what the device reports of one row: count, accepted, drafted, tokens."""
+        count, accepted, drafted = row[:3]
+        if request is None or request.status is not Status.RUNNING or not count:
+            return None
+        if count < 0:  # the plain order computes it again and says why
+            request.undrafted = request.undrafted or drafted > 0
+            self._trouble = UNDRAWABLE
+            return None
+        tokens = row[3 : 3 + count]
+        request.commit(tokens)
+        request.computed = len(request.token_ids) - 1
+        if fed:
+            request.own = [len(request.token_ids)] * len(request.own)
+        request.drafts = NO_DRAFTS
+        return RowOutcome(request, DrawnTokens(tokens, min(accepted, count)), drafted=drafted)
+
+    # -- drafting -------------------------------------------------------------------------------------
+    def _draft(self, output: SteadyOutput) -> None:
+        """Let the proposer fill the seats' drafts on the device."""
+        assert self.drafting is not None
+        requests = [*self._seated, *[None] * (output.rows - len(self._seated))]
+        seats, rows = self.steady.seats, slice(output.rows)
+        with torch.inference_mode():
+            seats.drafts.lens.zero_()
+            if seats.shape.tree:
+                seats.drafts.parents.copy_(seats.chain)
+            drafts = Drafts(
+                ids=seats.drafts.ids[rows],
+                lens=seats.drafts.lens[rows],
+                parents=seats.drafts.parents[rows],
+                score=seats.drafts.score[rows],
+            )
+            if not self.drafting.propose_static(output, seats, requests, drafts):
+                seats.drafts.lens.zero_()
+                self._fed, self._trouble = False, FAILED
+
+    def _draft_on_host(self, outcomes: Sequence[RowOutcome]) -> None:
+        """The device waits meanwhile."""
+        assert self.drafting is not None
+        with timed(self.metrics.propose_seconds):
+            fed = [(outcome.request, len(outcome.drawn.ids)) for outcome in outcomes]
+            self.drafting.propose_on_host(fed, self.scheduler.num_running)
+        self.metrics.host_waits[PROPOSER].inc()
+        self.steady.seats.put_drafts(self._seated)
+
+    # -- back to the plain order ------------------------------------------------------------------------
+    def _settle(self) -> None:
+        """Read all that is under way and let everybody stand up, with the drafts they have."""
+        self._read(keep=0)
+        self._finish_ended()
+        here = {row: r for row, r in enumerate(self._seated) if r is not None and self._alive(r)}
+        if here and self.drafting and not self._on_host and self._trouble != LOST:
+            self._count_faults()
+            if self._trouble == FAILED:
+                self.drafting.heal(here.values())
+            self.drafting.take_from_seats(self.steady.seats.drafts, here, self.scheduler.num_running)
+        if self.drafting is not None and self.drafting.proposer.quarantined:
+            self.scheduler.forget_draft_layers()
+        self._seated, self._trouble = [], None
+
+    def _count_faults(self) -> None:
+        if self.drafting:
+            faults = int(self.steady.seats.faults)
+            self.metrics.drafts_dropped.inc(faults - self._faults)
+            self._faults = faults

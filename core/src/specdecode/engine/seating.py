@@ -1,0 +1,75 @@
+"""Who may take a seat: what of a request the host must look at between two steps. Knows no torch."""
+
+from __future__ import annotations
+
+from ..contract import Needs, Place
+from .request import Request
+
+# Why the device waits for the host, as counted in ``specdecode:host_waits``.
+ADMISSION = "admission"  #: a request waits that may have room now
+PREFILL = "prefill"  #: a prompt, or what was lost to a preemption, is computed
+SEATS = "seats"  #: rows ended, and those that are left sit together again
+PROPOSER = "host_proposer"  #: drafts are made on the host
+STATEFUL = "host_proposer_state"  #: by a proposer on the host that keeps KV or reads hidden states
+WEIGHING = "weighing_rule"
+PROCESSORS = "logits_processors"
+GRAMMAR = "structured_outputs"
+LOGPROBS = "logprobs"
+SAMPLING = "sampling_parameters"  #: penalties, bias, allowed or banned tokens
+BACKGROUND = "background"  #: the engine checks an output again
+CATCH_UP = "catch_up"  #: draft layers are behind
+MEMORY = "memory"  #: no block is free: something must be taken away from somebody
+UNDRAWABLE = "undrawable"  #: logits of which no token can be drawn
+FAILED = "proposer_failure"
+LOST = "error"  #: a step raised
+ENDING = "ending"  #: nothing is left to compute
+REASONS = (
+    ADMISSION,
+    PREFILL,
+    SEATS,
+    PROPOSER,
+    STATEFUL,
+    WEIGHING,
+    PROCESSORS,
+    GRAMMAR,
+    LOGPROBS,
+    SAMPLING,
+    BACKGROUND,
+    CATCH_UP,
+    MEMORY,
+    UNDRAWABLE,
+    FAILED,
+    LOST,
+    ENDING,
+)
+
+
+def why_not_seated(request: Request, needs: Needs | None) -> str | None:
+    """What keeps the host in the loop for ``request``; None: nothing does."""
+    params = request.params
+    if request.background:
+        return BACKGROUND
+    if request.at_limit or request.failed:
+        return ENDING
+    if request.todo != 1 or request.target_floor > request.computed:
+        return PREFILL
+    if request.processors is not None:
+        return PROCESSORS
+    if request.grammar is not None:
+        return GRAMMAR
+    if params.logprobs is not None:
+        return LOGPROBS
+    if request.history is not None or request.bad_words is not None or params.logit_bias:
+        return SAMPLING
+    if params.allowed_token_ids is not None or request.num_output < params.min_tokens:
+        return SAMPLING
+    if needs is not None and any(own != len(request.token_ids) for own in request.own):
+        return CATCH_UP
+    return None
+
+
+def why_not_static(needs: Needs | None) -> str | None:
+    """What of a proposer keeps all requests from their seats."""
+    if needs is None or needs.place is Place.DEVICE:
+        return None
+    return STATEFUL if needs.kv or needs.taps else None

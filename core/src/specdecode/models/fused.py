@@ -1,0 +1,128 @@
+"""The native decoder on a GPU: a layer is four products with fused epilogues and one attention.
+
+No launch is spent on a norm, an activation, a rotation, a cache write or an addition: each is the epilogue of
+the product before it (:mod:`specdec_kernels.projection`). It rounds differently from the layers of
+:mod:`.decoder`: a product takes its rows scaled by the norm's gain alone and is divided by their RMS in
+float32 behind it, where a norm is rounded first. The rows of every kernel are invariant, so the bits of a
+token do not depend on what is computed beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from specdec_kernels.attention import AttentionMetadata
+from specdec_kernels.gpu import takes
+from specdec_kernels.projection import (
+    Activation,
+    Stream,
+    add_product,
+    embed,
+    normalize,
+    project_gate_up,
+    project_qkv,
+)
+
+from specdecode.layers import KVCache, RotatingBackend, TorchBackend
+
+from .config import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from .decoder import Decoder, DecoderLayer
+
+#: The activation layer's name of an activation -> the product's.
+_GATES: dict[str, Activation] = {"silu_and_mul": "silu", "gelu_tanh_and_mul": "gelu_tanh"}
+#: "1" and "0" in the environment force the fused forward on (on the torch references, where no kernel takes
+#: the device) and off.
+SWITCH = "SPECDECODE_FUSED"
+
+
+def can_fuse(dtype: torch.dtype, device: torch.device, backend: RotatingBackend | None = None) -> bool:
+    """Whether a decoder of ``dtype`` on ``device`` computes by :func:`fused_forward`.
+
+    The products store keys and values as :class:`~specdecode.layers.TorchBackend` does; a backend that
+    stores them in its own way is given them by the layers instead.
+    """
+    if backend is not None and not isinstance(backend, TorchBackend):
+        return False
+    switch = os.environ.get(SWITCH)
+    if switch in ("0", "1"):
+        return switch == "1"
+    return device.type == "cuda" and takes(torch.empty(0, dtype=dtype, device=device))
+
+
+def fused_forward(
+    decoder: Decoder,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    meta: AttentionMetadata,
+    caches: Sequence[KVCache],
+    taps: Collection[int] = (),
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """:meth:`Decoder.forward` by fused kernels: the same arguments and, but for rounding, results.
+
+    Looks at no value on the host, so it can be captured into a CUDA graph whose inputs keep their addresses.
+    """
+    if not ids.numel():
+        nothing = decoder.norm.weight.new_empty(0, decoder.config.hidden_size)
+        return nothing, (nothing,) * len(taps)
+    layers = cast("list[DecoderLayer]", list(decoder.layers))
+    gains = [layer.input_layernorm.weight for layer in layers]  # each scales the stream for its layer
+    gains.append(decoder.norm.weight)
+    tapped: dict[int, torch.Tensor] = {}
+    stream = embed(ids, decoder.embed_tokens.weight, gains[0])
+    for index, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
+        if index in taps:
+            tapped[index] = stream.residual
+        stream = _layer(decoder, layer, stream, positions, meta, cache, gains[index + 1])
+    tapped[len(layers)] = stream.residual
+    hidden = normalize(stream, decoder.norm.weight, decoder.config.rms_norm_eps)
+    return hidden, tuple(tapped[boundary] for boundary in taps)
+
+
+def _layer(
+    decoder: Decoder,
+    layer: DecoderLayer,
+    stream: Stream,
+    positions: torch.Tensor,
+    meta: AttentionMetadata,
+    cache: KVCache,
+    next_gain: torch.Tensor,
+) -> Stream:
+    """The stream that enters a layer to the one that leaves it, scaled for the norm that comes next."""
+    config, attention, mlp = decoder.config, layer.self_attn, layer.mlp
+    query = project_qkv(
+        stream,
+        attention.qkv_proj.weight,
+        attention.qkv_proj.bias,
+        eps=config.rms_norm_eps,
+        cos=decoder.rotary.cos,
+        sin=decoder.rotary.sin,
+        positions=positions,
+        write_slots=meta.write_slots,
+        key_cache=cache[0],
+        value_cache=cache[1],
+        query_gain=None if attention.q_norm is None else attention.q_norm.weight,
+        key_gain=None if attention.k_norm is None else attention.k_norm.weight,
+        rotate=attention.rotary,
+    )
+    attend = attention.attention
+    attended = attend.backend.attend(query, cache, meta, scale=attend.scale, window=attend.window)
+    stream = add_product(
+        attended.flatten(1),
+        attention.o_proj.weight,
+        attention.o_proj.bias,
+        stream,
+        layer.post_attention_layernorm.weight,
+    )
+    gated = project_gate_up(
+        stream,
+        mlp.gate_up_proj.weight,
+        mlp.gate_up_proj.bias,
+        eps=config.rms_norm_eps,
+        activation=_GATES[ACTIVATIONS[config.hidden_act]],
+    )
+    return add_product(gated, mlp.down_proj.weight, mlp.down_proj.bias, stream, next_gain)

@@ -1,0 +1,191 @@
+"""A step of rows in their seats: from the last step's drafts to this step's tokens, without the host.
+
+Prepare the inputs, run the target, draw its tokens, accept, move the KV of accepted nodes, draft. All of
+it has static shapes, so that on a GPU it is one captured graph for each number of rows and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+from specdec_kernels import kv_write, sampling, verification
+from specdec_kernels.attention import AttentionMetadata
+
+from ..contract import Bucket, Tap
+from .graphs import Graphs, bucket_for, row_buckets
+from .runner import ModelRunner
+from .seats import Seats, StepInputs, StepResults
+
+
+@attrs.frozen(eq=False)
+class SteadyOutput:
+    """What one step of ``B`` rows of ``T`` tokens left in tensors that the next one overwrites."""
+
+    rows: int
+    tokens: int
+    inputs: StepInputs
+    results: StepResults
+    taps: dict[Tap, torch.Tensor]  #: each ``[B * T, hidden]``
+
+
+#: Drafts for the next step into ``seats.drafts``; may be captured if the proposer can be.
+Draft = Callable[[SteadyOutput], None]
+
+
+class SteadyStep:
+    """Runs steps over the seats, captured where ``graphs`` are enabled."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        seats: Seats,
+        graphs: Graphs,
+        *,
+        rates: torch.Tensor | None = None,
+    ) -> None:
+        """``rates``: ``[width]`` float32, of the synthetic rule: what of the drafts is to be accepted."""
+        self.seats = seats
+        self.graphs = graphs
+        self._runner = runner
+        self._rates = rates
+        shape = seats.shape
+        self._sizes = sorted({1, shape.width + 1}, reverse=True)
+        self._inputs = {size: StepInputs.allocate(shape, size, seats.device) for size in self._sizes}
+        self._results = {size: StepResults.allocate(shape.rows, size, seats.device) for size in self._sizes}
+        rows = torch.arange(shape.rows, device=seats.device)
+        self._rows_of = {size: rows.repeat_interleave(size) for size in self._sizes}
+        self._buckets = row_buckets(shape.rows)
+        self._captured: dict[Bucket, Callable[[], SteadyOutput]] = {}
+        self._draft_captured = False
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replayed, with their drafting if it could be captured."""
+        return bool(self._captured)
+
+    def capture(self, draft: Draft | None) -> None:
+        """Record a graph of each bucket; all seats must be empty. ``draft`` becomes part of them."""
+        if not self.graphs.enabled:
+            return
+        self._draft_captured = draft is not None
+        for tokens in self._sizes:
+            for rows in reversed(self._buckets):  # the largest first: the others find its memory
+
+                def step(rows: int = rows, tokens: int = tokens) -> SteadyOutput:
+                    return self._step(rows, tokens, draft)
+
+                bucket = Bucket(rows, tokens)
+                self._captured[bucket] = self.graphs.capture(step, bucket)
+
+    def run(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
+        """Enqueue one step over the first ``rows`` seats.
+
+        Args:
+            tokens: 1, or ``width + 1`` to verify drafts.
+            draft: called behind the verification, unless it is part of the graphs.
+        """
+        if not self._captured:
+            return self._step(rows, tokens, draft)
+        output = self._captured[Bucket(bucket_for(rows, self._buckets), tokens)]()
+        if draft is not None and not self._draft_captured:
+            draft(output)
+        return output
+
+    def _step(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
+        output = self._target(rows, tokens)
+        if draft is not None:
+            draft(output)
+        return output
+
+    @torch.inference_mode()
+    def _target(self, rows: int, tokens: int) -> SteadyOutput:
+        seats, shape = self.seats, self.seats.shape
+        inputs, results = self._inputs[tokens].first(rows), self._results[tokens].first(rows)
+        committed, limit, active = seats.committed[:rows], seats.limit[:rows], seats.active[:rows]
+        width = tokens - 1
+        verification.next_inputs(
+            seats.last[:rows],
+            seats.drafts.ids[:rows, : max(width, 1)],
+            seats.drafts.lens[:rows],
+            seats.drafts.parents[:rows, : max(width, 1)] if shape.tree else None,
+            committed,
+            limit,
+            active,
+            seats.budget[:rows] if width else torch.zeros_like(committed),
+            seats.table[:rows],
+            block_size=shape.block_size,
+            vocab_size=shape.vocab_size,
+            depth=max(shape.depth, 1),
+            ids=inputs.ids,
+            lens=inputs.lens,
+            parents=inputs.parents,
+            positions=inputs.positions,
+            write_slots=inputs.write_slots,
+            base=inputs.base,
+            extra=inputs.extra,
+            faults=seats.faults,
+        )
+        self._runner.check(inputs.write_slots.flatten())
+        hidden, taps = self._runner.target(inputs.ids.flatten(), self._metadata(inputs, rows, tokens))
+        # Of the tokens drawn; in a chain the first slot that is not seen has that number.
+        positions = (inputs.positions + 1 if shape.tree and width else inputs.base).flatten()
+        targets = sampling.draw_tokens(
+            self._runner.model.logits(hidden),
+            positions,
+            seed=seats.seed[:rows],
+            index=seats.index[:rows],
+            temperature=seats.temperature[:rows],
+            top_k=seats.top_k[:rows],
+            top_p=seats.top_p[:rows],
+            min_p=seats.min_p[:rows],
+            tokens_per_row=tokens,
+        )
+        verification.accept(
+            targets.view(rows, tokens),
+            inputs.ids,
+            inputs.lens,
+            inputs.parents if shape.tree else None,
+            committed,
+            limit,
+            active,
+            tokens=results.tokens,
+            counts=results.counts,
+            path=results.path,
+            history=None if seats.history is None else seats.history[:rows],
+            result=results.report,
+            last=seats.last[:rows],
+            rates=None if self._rates is None or not width else self._rates,
+            seed=seats.seed[:rows],
+        )
+        if shape.tree and width:
+            self._move_accepted(rows, tokens, results)
+        return SteadyOutput(rows, tokens, inputs, results, taps)
+
+    def _metadata(self, inputs: StepInputs, rows: int, tokens: int) -> AttentionMetadata:
+        extra = inputs.extra
+        return AttentionMetadata(
+            rows=self._rows_of[tokens][: rows * tokens],
+            positions=inputs.positions.flatten(),
+            write_slots=inputs.write_slots.flatten(),
+            base=inputs.base.flatten(),
+            block_table=self.seats.table[:rows],
+            block_size=self.seats.shape.block_size,
+            extra=None if extra is None else extra.flatten(0, 1),
+            tokens_per_row=tokens,
+            max_slots=self._runner.max_slots,
+        )
+
+    def _move_accepted(self, rows: int, tokens: int, results: StepResults) -> None:
+        """Node ``i`` is in scratch slot ``before + i``; of level ``l``, its place is ``before + l - 1``."""
+        seats = self.seats
+        before = (seats.committed[:rows] - results.counts)[:, None]
+        level = torch.arange(1, tokens, device=seats.device)
+        node = results.path[:, 1:] - 1
+        moved = (level < results.counts[:, None]) & (node != level - 1)
+        row = torch.arange(rows, device=seats.device)[:, None].expand(-1, tokens - 1)
+        source = seats.physical(row, before + node, moved)
+        destination = seats.physical(row, before + level - 1, moved)
+        source, destination = (torch.where(moved, slots, 0) for slots in (source, destination))
+        kv_write.move_slots(self._runner.store.target, source.flatten(), destination.flatten())

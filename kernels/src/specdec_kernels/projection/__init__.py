@@ -1,0 +1,154 @@
+"""Products of a decoder layer with their neighbours fused in: norms, rotary, KV writes, gates, residuals.
+
+A layer is four launches and attention. Each product is one kernel for any number of tokens; a
+token's result is the same, to the bit, whatever tokens stand beside it and however many. Products
+are accumulated in float32. Rows of few tokens are bound by the bytes of the weights, which are read
+once; many tokens by the tensor cores.
+
+A norm's gain is rounded into the activations (``Stream.scaled``) and its scale applied to the
+accumulator, where a norm of its own would round twice: logits differ from such a model's in the last
+bits of the dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ..gpu import takes
+from . import reference
+from .stream import Stream
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
+    """Rows of an embedding table as the stream that enters the first layer.
+
+    Args:
+        ids: ``[T]`` int64, each below ``V``.
+        table: ``[V, H]``, contiguous.
+        gain: ``[H]``, of the norm that comes next.
+    """
+    return _implementation(table, gain).embed(ids, table, gain)
+
+
+def project_qkv(
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    write_slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    query_gain: torch.Tensor | None = None,
+    key_gain: torch.Tensor | None = None,
+    rotate: bool = True,
+) -> torch.Tensor:
+    """Queries, keys and values of the normalised stream; keys and values go to the paged cache.
+
+    In float32 up to the one rounding of what is stored: product, bias, the norm of each query and
+    key head where gains are given (Qwen3), rotary of the pairs ``(i, i + R/2)`` of the first ``R``
+    dimensions.
+
+    Args:
+        weight: ``[(Hq + 2 Hkv) D, H]``, rows of queries, keys, values; contiguous, ``D`` even.
+        bias: ``[(Hq + 2 Hkv) D]``.
+        eps: of the norm in front and of the heads' norms.
+        cos, sin: ``[P, R/2]`` float32 tables by position, contiguous, ``R <= D``.
+        positions: ``[T]`` int64, each below ``P``.
+        write_slots: ``[T]`` int64, ``block * block_size + offset``.
+        key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the stream's dtype, contiguous.
+        query_gain, key_gain: ``[D]``, both or neither.
+        rotate: False for layers without positions.
+
+    Returns:
+        The rotated queries, ``[T, Hq, D]``.
+    """
+    return _implementation(stream.scaled, weight, key_cache, value_cache).project_qkv(
+        stream,
+        weight,
+        bias,
+        eps=eps,
+        cos=cos,
+        sin=sin,
+        positions=positions,
+        write_slots=write_slots,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        query_gain=query_gain,
+        key_gain=key_gain,
+        rotate=rotate,
+    )
+
+
+def project_gate_up(
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float,
+    activation: Activation,
+) -> torch.Tensor:
+    """``act(gate) * up`` of the normalised stream, ``[T, I]`` (GLU variants: Shazeer, arXiv 2002.05202).
+
+    Args:
+        weight: ``[2 I, H]``, rows of the gate, then of the other half; contiguous.
+        bias: ``[2 I]``.
+        eps: of the norm in front.
+        activation: ``silu``, or ``gelu_tanh``, GELU by its tanh approximation.
+    """
+    return _implementation(stream.scaled, weight).project_gate_up(
+        stream, weight, bias, eps=eps, activation=activation
+    )
+
+
+def add_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+) -> Stream:
+    """The stream with ``x W^T + b`` added, scaled by the gain of the norm that comes next.
+
+    The product is rounded to the dtype before it is added. ``stream`` stays as it is.
+
+    Args:
+        x: ``[T, K]``, contiguous.
+        weight: ``[H, K]``, contiguous.
+        bias: ``[H]``.
+        gain: ``[H]``.
+    """
+    return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain)
+
+
+def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """``residual / rms * gain``, ``[T, H]``, rounded once: the final norm."""
+    return _implementation(stream.residual, gain).normalize(stream, gain, eps)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x W^T + b``: ``[T, K]`` and ``[N, K]``, both contiguous, to ``[T, N]`` of the dtype of ``x``."""
+    return _implementation(x, weight).product(x, weight, bias)
+
+
+def _implementation(*tensors: torch.Tensor):
+    if takes(*tensors):
+        from . import gpu  # needs Triton
+
+        return gpu
+    return reference
+
+
+__all__ = [
+    "Activation",
+    "Stream",
+    "add_product",
+    "embed",
+    "normalize",
+    "product",
+    "project_gate_up",
+    "project_qkv",
+]

@@ -1,0 +1,165 @@
+"""The fused products in Triton: which tile, what is launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..gpu import launch
+from . import tiles
+from .fused import add_kernel, embed_kernel, gate_up_kernel, normalize_kernel, product_kernel, qkv_kernel
+from .stream import Stream
+from .tiles import Tile
+
+#: Tiles of tokens that are gone through together, for the L2 cache.
+_GROUP = 8
+_COLUMNS = 1024
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
+    tokens, width = len(ids), table.shape[1]
+    stream = Stream.empty(tokens, width, table)
+    if tokens:
+        parts = (stream.residual, stream.scaled, stream.squares, stream.squares.stride(0))
+        grid = (tokens, -(-width // _COLUMNS))
+        launch(embed_kernel, grid, ids, table, gain, *parts, H=width, num_warps=4)
+    return stream
+
+
+def project_qkv(
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    write_slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    query_gain: torch.Tensor | None,
+    key_gain: torch.Tensor | None,
+    rotate: bool,
+) -> torch.Tensor:
+    x = stream.scaled
+    tokens = x.shape[0]
+    kv_heads, dim = key_cache.shape[2:]
+    heads = weight.shape[0] // dim
+    query = x.new_empty(tokens, heads - 2 * kv_heads, dim)
+    if not tokens:
+        return query
+    pairs, held = dim // 2, 1
+    if query_gain is not None:  # a tile holds whole heads
+        pairs = 1 << (pairs - 1).bit_length()
+        held = 2 * pairs
+    tile = _tile("qkv", x, weight, held)
+    _launch(
+        qkv_kernel,
+        *(tile, 2 * heads * pairs, tokens, weight, x, bias, stream.squares, stream.squares.stride(0)),
+        *(cos, sin, positions, write_slots, query_gain, key_gain, query, key_cache, value_cache),
+        scalars=(eps,),
+        K=x.shape[1],
+        HQ=heads - 2 * kv_heads,
+        HKV=kv_heads,
+        D=dim,
+        ROTATED=cos.shape[1] if rotate else 0,
+        PAIRS=pairs,
+    )
+    return query
+
+
+def project_gate_up(
+    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, activation: str
+) -> torch.Tensor:
+    x = stream.scaled
+    tokens, size = x.shape[0], weight.shape[0] // 2
+    y = x.new_empty(tokens, size)
+    if tokens:
+        _launch(
+            gate_up_kernel,
+            *(_tile("gate_up", x, weight), 2 * size, tokens, weight, x, bias),
+            *(stream.squares, stream.squares.stride(0), y),
+            scalars=(eps,),
+            N=size,
+            K=x.shape[1],
+            GELU=activation == "gelu_tanh",
+        )
+    return y
+
+
+def add_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+) -> Stream:
+    tokens = x.shape[0]
+    width, inputs = weight.shape
+    new = Stream.empty(tokens, width, stream.residual)
+    if tokens:
+        _launch(
+            add_kernel,
+            *(_tile("add", x, weight), width, tokens, weight, x, bias, stream.residual, gain),
+            *(new.residual, new.scaled, new.squares, new.squares.stride(0)),
+            N=width,
+            K=inputs,
+        )
+    return new
+
+
+def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    tokens, width = stream.residual.shape
+    y = torch.empty_like(stream.residual)
+    if tokens:
+        grid = (tokens, -(-width // _COLUMNS))
+        parts = (stream.residual, gain, stream.squares, stream.squares.stride(0), y, eps)
+        launch(normalize_kernel, grid, *parts, H=width, BLOCK=_COLUMNS, num_warps=4)
+    return y
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    tokens = x.shape[0]
+    outputs, inputs = weight.shape
+    y = x.new_empty(tokens, outputs)
+    if tokens:
+        tile = _tile("product", x, weight)
+        _launch(product_kernel, tile, outputs, tokens, weight, x, bias, y, N=outputs, K=inputs)
+    return y
+
+
+def _tile(kind: str, x: torch.Tensor, weight: torch.Tensor, held: int = 1) -> Tile:
+    name, shared = tiles.family(x.device.index)
+    tile = tiles.choose(kind, x.dtype, name, *weight.shape, tiles.token_class(x.shape[0]))
+    return tiles.fitted(tile, x.element_size(), shared, rows=held)
+
+
+def _launch(
+    kernel: Any,
+    tile: Tile,
+    rows: int,
+    tokens: int,
+    weight: torch.Tensor,
+    *tensors: Any,
+    scalars: tuple[float, ...] = (),
+    **constants: Any,
+) -> None:
+    """Launch a product whose tiles cover ``rows`` weight rows and ``tokens`` tokens."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    # a copy in bulk wants multiples of 16 bytes; a row may be shared by two threads
+    ahead = min(tile.prefetch, row_bytes) // 32 * 32 if row_bytes % 16 == 0 else 0
+    columns = -(-tokens // sum(tile.tokens))
+    launch(
+        kernel,
+        (-(-rows // tile.rows) * columns,),
+        *(weight, *tensors, tokens, ahead, *scalars),
+        **constants,
+        ROWS=tile.rows,
+        B0=tile.tokens[0],
+        B1=tile.tokens[1],
+        BK=tile.inputs,
+        STAGES=tile.stages,
+        GROUP=_GROUP,
+        # weights that no other program reads make room for what is read again
+        EVICT="evict_first" if columns == 1 else "",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

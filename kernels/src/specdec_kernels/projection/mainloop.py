@@ -1,0 +1,132 @@
+"""What the fused products share: the loop over the inputs, and sums in an order that is written down.
+
+A tile is ``[outputs, tokens]``: the weights are the 64-row side of a tensor core instruction and the
+tokens its narrow side, so that one token is padded to 16 only. Whatever the tile, an output is summed
+over the inputs in their order; where the compiler could choose an order (sums over a tile's layout) or
+fuse a product into a sum, the code says which. So a token's bits are the same in every tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from ..gpu.sums import tree_sum
+
+_PREFETCH: tl.constexpr = tl.constexpr(
+    "{.reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;}"
+)
+
+
+@triton.jit
+def place(M, TILES: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr):
+    """This program's tile: which outputs, which tokens.
+
+    Tokens go first in groups of ``GROUP`` tiles: what runs at one time shares weights and activations in L2.
+    """
+    program = tl.program_id(0)
+    in_group: tl.constexpr = GROUP * TILES
+    first = program // in_group * GROUP
+    size = min(tl.cdiv(M, TOKENS) - first, GROUP)
+    rest = program % in_group
+    return rest // size, first + rest % size
+
+
+@triton.jit
+def prefetch(W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr):
+    """Bring the first ``amount`` bytes of each weight row into L2.
+
+    Weights are written by no kernel, so this may run while the kernel before still does.
+    """
+    PARTS: tl.constexpr = 128 // ROWS if ROWS < 128 else 1  # a thread each, of four warps
+    size = amount // PARTS
+    part = tl.arange(0, PARTS)[None, :]
+    start = (W + rows.to(tl.int64)[:, None] * K).to(tl.pointer_type(tl.int8)) + part * size
+    sizes = tl.zeros((ROWS, PARTS), tl.int32) + size
+    tl.inline_asm_elementwise(_PREFETCH, "=r,l,r", [start, sizes], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def accumulate(
+    W,
+    X,
+    rows,
+    m,
+    M,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    B0: tl.constexpr,
+    B1: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Weight rows ``rows`` times tokens from ``m`` on: ``[ROWS, B0]``, and ``[ROWS, B1]`` of those behind.
+
+    Two accumulators, since a tile's side is a power of two: 96 tokens are 64 and 32. The next kernel
+    is let in when the last weights are on their way.
+    """
+    k0 = tl.arange(0, BK)
+    w = W + rows.to(tl.int64)[:, None] * K + k0[None, :]
+    m0 = m + tl.arange(0, B0)
+    x0 = X + m0.to(tl.int64)[None, :] * K + k0[:, None]
+    a0 = tl.zeros((ROWS, B0), tl.float32)
+    if B1 > 0:
+        m1 = m + B0 + tl.arange(0, B1)
+        x1 = X + m1.to(tl.int64)[None, :] * K + k0[:, None]
+        a1 = tl.zeros((ROWS, B1), tl.float32)
+    LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
+    for k in tl.range(0, K, BK, num_stages=STAGES):
+        if K % BK == 0:
+            weight = tl.load(w + k, eviction_policy=EVICT)
+            a0 = tl.dot(
+                weight, tl.load(x0 + k, mask=(m0 < M)[None, :], other=0.0), a0, input_precision="ieee"
+            )
+            if B1 > 0:
+                y = tl.load(x1 + k, mask=(m1 < M)[None, :], other=0.0)
+                a1 = tl.dot(weight, y, a1, input_precision="ieee")
+        else:
+            inside = k + k0 < K
+            weight = tl.load(w + k, mask=inside[None, :], other=0.0, eviction_policy=EVICT)
+            x = tl.load(x0 + k, mask=(m0 < M)[None, :] & inside[:, None], other=0.0)
+            a0 = tl.dot(weight, x, a0, input_precision="ieee")
+            if B1 > 0:
+                y = tl.load(x1 + k, mask=(m1 < M)[None, :] & inside[:, None], other=0.0)
+                a1 = tl.dot(weight, y, a1, input_precision="ieee")
+        if PDL:  # noqa: SIM102  one is known when it is compiled
+            if k == LAST:
+                cuda.gdc_launch_dependents()
+    if B1 > 0:
+        return a0, a1
+    else:
+        return a0, a0
+
+
+@triton.jit
+def paired(i):
+    """Row ``i`` of a tile of pairs: its pair, and which half. The halves are 8 rows apart.
+
+    The tensor core's result has rows 8 apart in one thread, so that :func:`halves` moves little.
+    """
+    return i // 16 * 8 + i % 8, i // 8 % 2
+
+
+@triton.jit
+def halves(a, ROWS: tl.constexpr, B: tl.constexpr):
+    """A tile of pairs ``[ROWS, B]`` -> its two halves, ``[ROWS / 2, B]``."""
+    x, y = tl.split(tl.permute(tl.reshape(a, (ROWS // 16, 2, 8, B)), (0, 2, 3, 1)))
+    return tl.reshape(x, (ROWS // 2, B)), tl.reshape(y, (ROWS // 2, B))
+
+
+@triton.jit
+def reciprocal_rms(SQUARES, stride, m, M, eps, H: tl.constexpr, B: tl.constexpr):
+    """``1 / rms`` of tokens ``m`` from the partial sums of their squares: ``[1, B]``."""
+    PARTS: tl.constexpr = (H + 63) // 64
+    j = tl.arange(0, 8)[:, None]
+    total = tl.zeros((8, B), tl.float32)
+    for t in tl.static_range(0, PARTS, 8):
+        there = (t + j < PARTS) & (m < M)[None, :]
+        total += tl.load(SQUARES + (t + j) * stride + m[None, :], mask=there, other=0.0)
+    return tl.rsqrt(tl.fma(tree_sum(total, 8, B, 8), 1.0 / H, eps))

@@ -1,0 +1,87 @@
+"""The fused products in torch, with the kernels' roundings."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..kv_write.reference import write_kv
+from ..rotary.reference import rotate as rotate_heads
+from .stream import COLUMNS, Stream
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
+    return _stream(F.embedding(ids, table), gain)
+
+
+def project_qkv(
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    write_slots: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    query_gain: torch.Tensor | None,
+    key_gain: torch.Tensor | None,
+    rotate: bool,
+) -> torch.Tensor:
+    kv_heads, dim = key_cache.shape[2:]
+    heads = _normalized_product(stream, weight, bias, eps).unflatten(1, (-1, dim))
+    query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
+    if query_gain is not None and key_gain is not None:
+        query = F.rms_norm(query, (dim,), query_gain.float(), eps)
+        key = F.rms_norm(key, (dim,), key_gain.float(), eps)
+    if rotate:
+        table = cos[positions], sin[positions]
+        query, key = rotate_heads(query.contiguous(), *table), rotate_heads(key.contiguous(), *table)
+    dtype = stream.scaled.dtype
+    write_kv(key.to(dtype), value.to(dtype), key_cache, value_cache, write_slots)
+    return query.to(dtype)
+
+
+def project_gate_up(
+    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, activation: str
+) -> torch.Tensor:
+    gate, up = _normalized_product(stream, weight, bias, eps).chunk(2, 1)
+    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return (gate * up).to(stream.scaled.dtype)
+
+
+def add_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+) -> Stream:
+    return _stream(stream.residual + product(x, weight, bias), gain)
+
+
+def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    scale = _scale(stream, eps)
+    return (stream.residual.float() * scale * gain.float()).to(stream.residual.dtype)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+
+
+def _normalized_product(
+    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    y = F.linear(stream.scaled.float(), weight.float()) * _scale(stream, eps)
+    return y if bias is None else y + bias.float()
+
+
+def _scale(stream: Stream, eps: float) -> torch.Tensor:
+    tokens, width = stream.residual.shape
+    return (stream.squares[:, :tokens].sum(0) / width + eps).rsqrt()[:, None]
+
+
+def _stream(residual: torch.Tensor, gain: torch.Tensor) -> Stream:
+    tokens, width = residual.shape
+    stream = Stream.empty(tokens, width, residual)
+    squares = F.pad(residual.float().square(), (0, -width % COLUMNS)).unflatten(1, (-1, COLUMNS)).sum(2)
+    stream.squares[:, :tokens] = squares.T
+    return Stream(residual, (residual.float() * gain.float()).to(residual.dtype), stream.squares)

@@ -1,0 +1,115 @@
+"""Which tile a product of a given shape goes by: measured ones from ``tuned.json``, else by rule."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
+
+import torch
+
+#: Products of at most so many tokens share a tile; those of more take the last one's.
+CLASSES = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1 << 30)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is cut.
+
+    Attributes:
+        rows: of the weights in a tile, 64 or 128.
+        tokens: ``(first, second)``, two powers of two; the second may be 0.
+        inputs: summed in a step of the loop.
+        stages: steps in flight.
+        warps: of a program.
+        prefetch: bytes of each weight row that are brought into L2 before the kernel ahead has ended.
+    """
+
+    rows: int
+    tokens: tuple[int, int]
+    inputs: int
+    stages: int
+    warps: int
+    prefetch: int = 0
+
+    @staticmethod
+    def parse(values: Any) -> Tile:
+        rows, first, second, inputs, stages, warps, prefetch = values
+        return Tile(rows, (first, second), inputs, stages, warps, prefetch)
+
+
+def token_class(tokens: int) -> int:
+    """The least of :data:`CLASSES` that holds ``tokens``."""
+    return next(bound for bound in CLASSES if tokens <= bound)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(kind: str, dtype: torch.dtype, device: str, outputs: int, inputs: int, bound: int) -> Tile:
+    """The tile of ``kind`` (``product``, ``add``, ``gate_up``, ``qkv``) for weights ``[outputs, inputs]``.
+
+    Args:
+        device: the family, as :func:`family` tells it.
+        bound: a class of tokens.
+    """
+    found = tuned().get(device, {}).get(str(dtype).removeprefix("torch."), {}).get(kind, {})
+    by_shape = found.get(f"{outputs}x{inputs}", {})
+    if (values := by_shape.get(str(bound))) is not None:
+        return Tile.parse(values)
+    return by_rule(kind, dtype, inputs, bound)
+
+
+def by_rule(kind: str, dtype: torch.dtype, inputs: int, bound: int) -> Tile:
+    """A good tile for any shape: what won on an H100 for the shape of an 8B model."""
+    widest = max(16, 1 << (inputs - 1).bit_length())
+    if dtype is torch.float32:  # by fused multiply-adds, in registers
+        return Tile(64, (min(bound, 64) if bound in (16, 32) else 64, 0), min(32, widest), 2, 4)
+    if bound <= 64:
+        rows = 128 if kind == "gate_up" else 64
+        ahead = {"qkv": 4096, "gate_up": 1024, "add": 2048 if inputs > 8192 else 1024, "product": 0}[kind]
+        stages = 4 if kind == "gate_up" else 6 if bound > 32 or kind == "add" else 8
+        tokens = (32, 16) if bound == 48 else (bound, 0)
+        return Tile(rows, tokens, min(128, widest), stages, 4, ahead)
+    if bound <= 256:
+        # weights are still read from memory once, but a tile's inputs must come from L2 at the pace of
+        # the tensor cores: as many stages as fit
+        wide = kind in ("gate_up", "product")
+        tokens = {96: (64, 32), 192: (128, 64) if wide else (64, 32)}.get(bound, (128, 0))
+        return Tile(128 if wide else 64, tokens, min(64, widest), 6, 8 if wide else 4, 1024)
+    # an addition's epilogue spills over 256 tokens at a time
+    tokens = {"qkv": (128, 0), "add": (128, 128)}.get(kind, (256, 0))
+    return Tile(128, tokens, min(64, widest), 3, 8)
+
+
+def fitted(tile: Tile, size: int, shared: int, *, rows: int = 1) -> Tile:
+    """``tile`` with a multiple of ``rows`` rows, and no more stages than fit into shared memory.
+
+    Args:
+        size: bytes of an element.
+        shared: bytes of shared memory that a program may have.
+        rows: a power of two.
+    """
+    wide = max(tile.rows, rows)
+    stage = (wide + sum(tile.tokens)) * tile.inputs * size
+    # some is kept for the epilogue's exchanges, which the compiler lays over the stages if it can
+    stages = max(1, min(tile.stages, (shared - 1024) // stage))
+    return replace(tile, rows=wide, stages=stages, warps=min(8, tile.warps * wide // tile.rows))
+
+
+@functools.cache
+def tuned() -> dict[str, Any]:
+    """What the tuner found: family, dtype, kind, shape, class of tokens -> the values of a :class:`Tile`."""
+    return json.loads(resources.files(__package__).joinpath("tuned.json").read_text())
+
+
+@functools.cache
+def family(index: int | None) -> tuple[str, int]:
+    """Cards that take the same tiles, by compute capability, and the shared memory of a program there.
+
+    As on Hopper where there is no card: kernels are compiled for one.
+    """
+    if not torch.cuda.is_available():
+        return "sm_90", 232448
+    properties = torch.cuda.get_device_properties(index)
+    return f"sm_{properties.major}{properties.minor}", properties.shared_memory_per_block_optin  # type: ignore[attr-defined]

@@ -1,0 +1,185 @@
+"""Verification on the device: which drafts become output, and the inputs that follow from it.
+
+``B`` rows of ``T`` tokens: the row's last committed token, then up to ``W = T - 1`` drafts, of which draft
+``i`` stands in column ``i + 1``. State of rows is int64 and is changed in place; shapes are static, nothing
+is asked of the host, so that both may be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from ..gpu import takes
+from . import reference
+
+
+def accept(
+    targets: torch.Tensor,
+    ids: torch.Tensor,
+    lens: torch.Tensor,
+    parents: torch.Tensor | None,
+    committed: torch.Tensor,
+    limit: torch.Tensor,
+    active: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+    history: torch.Tensor | None,
+    result: torch.Tensor,
+    last: torch.Tensor | None = None,
+    rates: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+) -> None:
+    """Walk down each row's drafts along the tokens the target drew, and commit what is reached.
+
+    A draft is accepted if its parent is the node reached and its id the token drawn there; of siblings
+    of one id the first wins. The target's token behind the last accepted draft is committed too. A row
+    whose token there is -1, which could not be drawn, commits nothing and is active no more.
+
+    Under the synthetic rule (``rates``) draft ``i`` of a chain is accepted, if those before it are, while a
+    uniform number of its row's seed and of its position, ``committed + i``, lies below ``rates[i]``:
+    :func:`specdec_kernels.noise.uniform` with index 0, token id 0 and stream 2.
+
+    Args:
+        targets: ``[B, T]`` int64, the target's token behind each of ``ids``; -1 where there is none.
+        ids: ``[B, T]`` int64.
+        lens: ``[B]`` int64, drafts of each row.
+        parents: ``[B, W]`` int64, the draft above each, -1 for the committed token, a parent before its
+            children; None: chains.
+        committed: ``[B]`` int64, tokens of each row; grows by ``counts``.
+        limit: ``[B]`` int64, the most tokens a row may have.
+        active: ``[B]`` int64, 0 or 1; becomes 0 where ``committed`` reaches ``limit``. What is not active
+            commits nothing.
+        tokens: out, ``[B, T]`` int64: the committed ids, the last repeated; ``ids[:, 0]`` if there are none.
+        counts: out, ``[B]`` int64: how many are committed.
+        path: out, ``[B, T]`` int64: the column of ``ids`` behind which each was drawn, the last repeated.
+        history: ``[B, L]`` int32, the rows' texts; gets the tokens at their places. ``L >= limit``.
+        result: out, ``[B, T + 3]`` int32 for the host: the count (-1: no token could be drawn), how many
+            drafts were accepted and how many verified, ``tokens``.
+        last: out, ``[B]`` int64: the last committed token of each row.
+        rates: ``[W]`` float32: turns the synthetic rule on.
+        seed: ``[B]`` int64, for ``rates``.
+    """
+    state = (targets, ids, lens, committed, limit, active, tokens, counts, path, result)
+    _implementation(*state, *(own for own in (parents, history, rates, seed) if own is not None)).accept(
+        targets,
+        ids,
+        lens,
+        parents,
+        committed,
+        limit,
+        active,
+        tokens=tokens,
+        counts=counts,
+        path=path,
+        history=history,
+        result=result,
+        last=last,
+        rates=rates,
+        seed=seed,
+    )
+
+
+def next_inputs(
+    last: torch.Tensor,
+    draft_ids: torch.Tensor,
+    draft_lens: torch.Tensor,
+    draft_parents: torch.Tensor | None,
+    committed: torch.Tensor,
+    limit: torch.Tensor,
+    active: torch.Tensor,
+    budget: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    block_size: int,
+    vocab_size: int,
+    depth: int,
+    ids: torch.Tensor,
+    lens: torch.Tensor,
+    parents: torch.Tensor,
+    positions: torch.Tensor,
+    write_slots: torch.Tensor,
+    base: torch.Tensor,
+    extra: torch.Tensor | None = None,
+    faults: torch.Tensor,
+) -> None:
+    """The inputs of a target step that verifies a proposer's drafts, which are never trusted.
+
+    A row's drafts end at ``budget``, and at the first whose id is outside the vocabulary or whose parent
+    does not come before it; the latter are faults, with all behind them. Drafts deeper than ``depth``, or
+    than the row may still grow by, less the target's own token, are left out and the others close ranks.
+
+    Draft ``i`` goes to slot ``committed + i`` at position ``committed - 1 + level``. In chains it sees all
+    slots before its own; in trees the committed ones and those of its ancestors. Padding behind a row's
+    drafts, and all of a row that is not active, repeats the last token and writes to block 0.
+
+    Args:
+        last: ``[B]`` int64, the last committed token of each row, whose KV is computed in this step.
+        draft_ids: ``[B, W']`` int64, ``W' >= W``.
+        draft_lens: ``[B]`` int64.
+        draft_parents: ``[B, W']`` int64; None: chains.
+        committed, limit, active: as :func:`accept` leaves them.
+        budget: ``[B]`` int64, the most drafts of each row.
+        block_table: ``[B, C]`` int64; slots beyond it are the null block's.
+        depth: the most levels of drafts.
+        ids, positions, base: out, ``[B, T]`` int64.
+        lens: out, ``[B]`` int64, drafts of each row.
+        parents: out, ``[B, W]`` int64; -1 behind the drafts.
+        write_slots: out, ``[B, T]`` int64, physical.
+        extra: out, ``[B, T, E]`` int64, ``E >= depth``: the logical slots of each draft's ancestors, from the
+            root down, and its own; -1 where unused. None: chains.
+        faults: ``[1]`` int64, grows by the number of drafts cut by fault.
+    """
+    state = (
+        last,
+        draft_lens,
+        committed,
+        limit,
+        active,
+        budget,
+        ids,
+        lens,
+        parents,
+        positions,
+        write_slots,
+        base,
+    )
+    rows = [own for own in (draft_ids, draft_parents, block_table) if own is not None]
+    wanted = (*state, *(own[:1] for own in rows), *(own for own in (extra,) if own is not None))
+    _implementation(*wanted).next_inputs(
+        last,
+        draft_ids,
+        draft_lens,
+        draft_parents,
+        committed,
+        limit,
+        active,
+        budget,
+        block_table,
+        block_size=block_size,
+        vocab_size=vocab_size,
+        depth=depth,
+        ids=ids,
+        lens=lens,
+        parents=parents,
+        positions=positions,
+        write_slots=write_slots,
+        base=base,
+        extra=extra,
+        faults=faults,
+    )
+
+
+def _implementation(*tensors: torch.Tensor) -> ModuleType:
+    """The kernels for tensors of a GPU that lie one element behind the other, as those of a step do."""
+    if tensors[0].is_cuda and takes() and all(tensor.is_contiguous() for tensor in tensors):
+        from . import gpu
+
+        return gpu
+    return reference
+
+
+__all__ = ["accept", "next_inputs"]

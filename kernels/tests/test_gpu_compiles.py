@@ -1,0 +1,122 @@
+"""Kernels compile for Hopper, with no card near: registers, shared memory, tensor core instructions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+#: Shared memory that a program may have on Hopper.
+SHARED = 232448
+#: Hidden, inner, query heads, KV heads, their dimensions, vocabulary, whether heads are normed.
+LLAMA_8B = (4096, 14336, 32, 8, 128, 128256, False)
+SHAPES = {
+    "llama-8b": LLAMA_8B,
+    "llama-1b": (2048, 8192, 32, 8, 64, 128256, False),
+    "qwen3-8b": (4096, 12288, 32, 8, 128, 151936, True),
+    "qwen2.5-7b": (3584, 18944, 28, 4, 128, 152064, False),
+    "smollm2": (576, 1536, 9, 3, 64, 49152, False),
+    "tiny": (48, 100, 3, 1, 24, 512, True),
+}
+QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("tiny", torch.float32, 17)]
+SWEEP = [
+    (name, dtype, tokens)
+    for dtype in (torch.bfloat16, torch.float32)
+    for name in SHAPES
+    for tokens in (1, 32, 48, 64, 96, 128, 192, 256, 512, 8192)
+]
+
+
+def compile_layer(shape, dtype, tokens):
+    """Compile a model's products of ``tokens`` tokens, and the small kernels of its unfused path."""
+    from specdec_kernels.activation import gpu as activation
+    from specdec_kernels.gpu.compiling import meta
+    from specdec_kernels.norm import gpu as norm
+    from specdec_kernels.projection import gpu
+
+    hidden, inner, heads, kv_heads, dim, vocabulary, head_norm = shape
+    gain = meta(hidden, dtype=dtype)
+    integers = meta(tokens, dtype=torch.int64)
+    table = meta(512, dim // 2, dtype=torch.float32)
+    cache = meta(9, 16, kv_heads, dim, dtype=dtype)
+    head_gain = meta(dim, dtype=dtype) if head_norm else None
+    stream = gpu.embed(integers, meta(vocabulary, hidden, dtype=dtype), gain)
+    query = gpu.project_qkv(
+        stream,
+        meta((heads + 2 * kv_heads) * dim, hidden, dtype=dtype),
+        None,
+        eps=1e-5,
+        cos=table,
+        sin=table,
+        positions=integers,
+        write_slots=integers,
+        key_cache=cache,
+        value_cache=cache,
+        query_gain=head_gain,
+        key_gain=head_gain,
+        rotate=True,
+    )
+    stream = gpu.add_product(query.flatten(1), meta(hidden, heads * dim, dtype=dtype), None, stream, gain)
+    weight = meta(2 * inner, hidden, dtype=dtype)
+    for act in ("silu", "gelu_tanh"):
+        gated = gpu.project_gate_up(stream, weight, None, eps=1e-5, activation=act)
+    stream = gpu.add_product(gated, meta(hidden, inner, dtype=dtype), gain, stream, gain)
+    gpu.product(gpu.normalize(stream, gain, 1e-5), meta(vocabulary, hidden, dtype=dtype), None)
+    norm.fused_add_rms_norm(norm.rms_norm(stream.residual, gain, 1e-5), stream.residual, gain, 1e-5)
+    activation.silu_and_mul(meta(tokens, 2 * inner, dtype=dtype))
+    activation.gelu_tanh_and_mul(meta(tokens, 2 * inner, dtype=dtype))
+
+
+def compiled(cases):
+    """What the kernels of ``cases`` need; compiled in a process of its own, as they are interpreted here."""
+    lines = [f"{name} {str(dtype).removeprefix('torch.')} {tokens}" for name, dtype, tokens in cases]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__], input="\n".join(lines), env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(kernels):
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED, kernel
+        if kernel["tokens"] <= 256 and kernel["dtype"] == "bfloat16":  # what decoding and verification run
+            assert kernel["stack"] <= 16, kernel
+
+
+def test_kernels_in_use_compile():
+    kernels = compiled(QUICK)
+    names = {kernel["name"].lstrip("_") for kernel in kernels}
+    assert names == {
+        *("add_kernel", "add_norm_kernel", "embed_kernel", "gate_kernel", "gate_up_kernel"),
+        *("norm_kernel", "normalize_kernel", "product_kernel", "qkv_kernel"),
+    }
+    check(kernels)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_of_every_shape_compile(name):
+    check(compiled([case for case in SWEEP if case[0] == name]))
+
+
+if __name__ == "__main__":
+    from specdec_kernels.gpu.compiling import compiling_only
+
+    for line in sys.stdin:
+        name, dtype, tokens = line.split()
+        with compiling_only() as kernels:
+            compile_layer(SHAPES[name], getattr(torch, dtype), int(tokens))
+        for kernel in kernels:
+            print(
+                json.dumps({**asdict(kernel), "shape": name, "dtype": dtype, "tokens": int(tokens)}),
+                flush=True,
+            )

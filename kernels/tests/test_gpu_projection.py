@@ -1,0 +1,317 @@
+"""The fused products in Triton against their references; on a card, the same bits in every tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from specdec_kernels.projection import Stream, gpu, reference, tiles
+from specdec_kernels.projection.tiles import Tile
+
+CARD = torch.cuda.is_available()
+DEVICE = "cuda" if CARD else "cpu"
+DTYPES = [torch.float32, torch.bfloat16] if CARD else [torch.float32]
+#: Of results about 1. Both sum in float32; what is stored may be a rounding apart.
+NEAR = {torch.float32: {"atol": 1e-4, "rtol": 1e-4}, torch.bfloat16: {"atol": 1e-2, "rtol": 1.6e-2}}
+EPS = 1e-5
+
+pytestmark = [
+    pytest.mark.parametrize("dtype", DTYPES, ids=str),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp"),  # of a gate far below 0, in numpy
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a layer: hidden and inner width, query and KV heads, their dimensions and how many are rotated."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    rotated: int
+    bias: bool = False
+    head_norm: bool = False
+
+    @property
+    def rows(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+
+TINY = Shape(32, 48, 4, 2, 8, 8)
+ODD = Shape(100, 72, 3, 1, 24, 12, bias=True)  # nothing is a multiple of a tile
+NORMED = Shape(72, 40, 2, 1, 24, 24, bias=True, head_norm=True)
+SMALL = Shape(576, 200, 3, 1, 64, 64)
+LARGE = Shape(4096, 14336, 32, 8, 128, 128)  # of Llama-3.1-8B
+LARGE_NORMED = Shape(1024, 3072, 16, 8, 128, 128, head_norm=True)  # of Qwen3-0.6B
+#: A number of tokens of each class of tiles.
+CLASSES = [1, 17, 48, 64, 90, 128, 150, 256, 300, 600]
+CASES = [(shape, tokens) for shape in (TINY, ODD, NORMED, SMALL) for tokens in (1, 17, 70)]
+if CARD:
+    CASES += [(LARGE, tokens) for tokens in CLASSES]
+
+
+def randn(*shape, seed=0, dtype=torch.float32, scale=1.0):
+    values = torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
+    return (values * scale).to(dtype)
+
+
+def a_stream(tokens, width, dtype, seed=0):
+    table = randn(97, width, seed=seed, dtype=dtype)
+    ids = torch.arange(tokens, device=DEVICE) * 31 % 97
+    return reference.embed(ids, table, 1 + 0.3 * randn(width, seed=seed + 1, dtype=dtype))
+
+
+def same(got: Stream, expected: Stream, dtype):
+    tokens = len(got.residual)
+    near = NEAR[dtype] if dtype is torch.float32 else {**NEAR[dtype], "atol": 5e-2}  # products are rounded
+    torch.testing.assert_close(got.residual, expected.residual, **near)
+    torch.testing.assert_close(got.scaled, expected.scaled, **near)
+    torch.testing.assert_close(got.squares[:, :tokens], expected.squares[:, :tokens], rtol=2e-2, atol=1e-3)
+
+
+def weights(rows, width, dtype, *, bias=False, seed=5):
+    weight = randn(rows, width, seed=seed, dtype=dtype, scale=width**-0.5)
+    return weight, randn(rows, seed=seed + 1, dtype=dtype) if bias else None
+
+
+def qkv(implementation, shape: Shape, stream: Stream, dtype, *, first=0, rotate=True):
+    """Queries, keys and values of tokens from ``first`` on, by their number."""
+    tokens = len(stream.residual)
+    weight, bias = weights(shape.rows, shape.hidden, dtype, bias=shape.bias)
+    angles = randn(1000, shape.rotated // 2, seed=11) * 3
+    slots = (torch.randperm(1024, generator=torch.Generator().manual_seed(1)) + 16)[first : first + tokens]
+    caches = [torch.full((65, 16, shape.kv_heads, shape.dim), 7.0, device=DEVICE, dtype=dtype) for _ in "kv"]
+    gains = [1 + 0.3 * randn(shape.dim, seed=s, dtype=dtype) if shape.head_norm else None for s in (13, 14)]
+    query = implementation.project_qkv(
+        stream,
+        weight,
+        bias,
+        eps=EPS,
+        cos=angles.cos(),
+        sin=angles.sin(),
+        positions=(torch.arange(first, first + tokens, device=DEVICE) * 37) % 1000,
+        write_slots=slots.to(DEVICE),
+        key_cache=caches[0],
+        value_cache=caches[1],
+        query_gain=gains[0],
+        key_gain=gains[1],
+        rotate=rotate,
+    )
+    written = [cache.flatten(0, 1)[slots.to(DEVICE)] for cache in caches]
+    untouched = [(cache == 7).all((2, 3)).sum() for cache in caches]
+    assert [int(count) for count in untouched] == [65 * 16 - tokens] * 2
+    return query, *written
+
+
+@pytest.mark.parametrize(("shape", "tokens"), CASES, ids=str)
+def test_queries_keys_and_values(shape, tokens, dtype):
+    stream = a_stream(tokens, shape.hidden, dtype)
+    for got, expected in zip(
+        qkv(gpu, shape, stream, dtype), qkv(reference, shape, stream, dtype), strict=True
+    ):
+        torch.testing.assert_close(got, expected, **NEAR[dtype])
+
+
+def test_a_layer_without_positions(dtype):
+    stream = a_stream(3, ODD.hidden, dtype)
+    got, expected = (qkv(chosen, ODD, stream, dtype, rotate=False) for chosen in (gpu, reference))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **NEAR[dtype])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("shape", "tokens"), CASES, ids=str)
+def test_gates(shape, tokens, activation, dtype):
+    stream = a_stream(tokens, shape.hidden, dtype)
+    weight, bias = weights(2 * shape.inner, shape.hidden, dtype, bias=shape.bias)
+    got, expected = (
+        chosen.project_gate_up(stream, 4 * weight, bias, eps=EPS, activation=activation)
+        for chosen in (gpu, reference)
+    )
+    if dtype is torch.float32:  # gates of either sign multiply errors: as near to the truth as the reference
+        scale = (stream.residual.double().square().mean(1, keepdim=True) + EPS).rsqrt()
+        heads = stream.scaled.double() @ (4 * weight).double().T * scale + (
+            0 if bias is None else bias.double()
+        )
+        gate, up = heads.chunk(2, 1)
+        truth = up * (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh"))
+        off, allowed = ((out.double() - truth).abs().max().item() for out in (got, expected))
+        assert off <= 8 * allowed + 1e-5  # a sum in order is less accurate than one in blocks
+        return
+    torch.testing.assert_close(got, expected, **NEAR[dtype])
+
+
+@pytest.mark.parametrize(("shape", "tokens"), CASES, ids=str)
+def test_additions_to_the_stream(shape, tokens, dtype):
+    stream = a_stream(tokens, shape.hidden, dtype)
+    before = stream.residual.clone()
+    x = randn(tokens, shape.inner, seed=3, dtype=dtype)
+    weight, bias = weights(shape.hidden, shape.inner, dtype, bias=shape.bias)
+    gain = 1 + 0.3 * randn(shape.hidden, seed=9, dtype=dtype)
+    got, expected = (chosen.add_product(x, weight, bias, stream, gain) for chosen in (gpu, reference))
+    same(got, expected, dtype)
+    assert torch.equal(stream.residual, before)
+    torch.testing.assert_close(
+        gpu.normalize(got, gain, EPS), reference.normalize(got, gain, EPS), **NEAR[dtype]
+    )
+
+
+@pytest.mark.parametrize("tokens", CLASSES if CARD else [1, 17, 70])
+def test_products(tokens, dtype):
+    x = randn(tokens, 84, dtype=dtype)
+    for bias in (False, True):
+        weight, vector = weights(150, 84, dtype, bias=bias)
+        torch.testing.assert_close(
+            gpu.product(x, weight, vector), reference.product(x, weight, vector), **NEAR[dtype]
+        )
+
+
+@pytest.mark.parametrize("width", [32, 100, 576, 2048])
+def test_embedding(width, dtype):
+    table, gain = randn(50, width, dtype=dtype), randn(width, seed=1, dtype=dtype)
+    ids = torch.tensor([3, 49, 0, 3], device=DEVICE)
+    got = gpu.embed(ids, table, gain)
+    same(got, reference.embed(ids, table, gain), dtype)
+    assert torch.equal(got.residual, table[ids])
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [Tile(64, (32, 16), 32, 2, 4), Tile(128, (16, 0), 16, 2, 4), Tile(128, (32, 16), 64, 3, 4)],
+    ids=str,
+)
+def test_every_kind_of_tile(monkeypatch, tile, dtype):
+    monkeypatch.setattr(tiles, "choose", lambda *_: tile)
+    test_queries_keys_and_values(ODD, 50, dtype)
+    test_queries_keys_and_values(NORMED, 50, dtype)
+    test_gates(ODD, 50, "silu", dtype)
+    test_additions_to_the_stream(ODD, 50, dtype)
+    test_products(100, dtype)
+
+
+def test_tiles_are_the_tuned_ones_where_there_are_any(monkeypatch, dtype):
+    name = str(dtype).removeprefix("torch.")
+    table = {"sm_90": {name: {"add": {"64x96": {"32": [128, 32, 16, 64, 5, 8, 1024]}}}}}
+    monkeypatch.setattr(tiles, "tuned", lambda: table)
+    tiles.choose.cache_clear()
+    try:
+        tuned = Tile(128, (32, 16), 64, 5, 8, 1024)
+        assert tiles.choose("add", dtype, "sm_90", 64, 96, 32) == tuned
+        for other in (("qkv", "sm_90", 32), ("add", "sm_80", 32), ("add", "sm_90", 16)):
+            kind, card, bound = other
+            assert tiles.choose(kind, dtype, card, 64, 96, bound) == tiles.by_rule(kind, dtype, 96, bound)
+    finally:
+        tiles.choose.cache_clear()
+
+
+@pytest.mark.parametrize("shared", [101376, 166912, 232448])
+def test_tiles_fit_into_shared_memory(shared, dtype):
+    size = dtype.itemsize
+    for kind in ("product", "add", "gate_up", "qkv"):
+        for bound in tiles.CLASSES:
+            rule = tiles.by_rule(kind, dtype, 4096, bound)
+            assert sum(rule.tokens) >= min(bound, 64)
+            for rows in (1, 128, 256):
+                tile = tiles.fitted(rule, size, shared, rows=rows)
+                assert tile.rows % rows == 0
+                assert tile.stages * (tile.rows + sum(tile.tokens)) * tile.inputs * size <= shared
+
+
+def test_a_layer_is_what_norms_and_products_are(dtype):
+    """The references, which the tests above compare with, against a layer written out in float64."""
+    shape = replace(NORMED, bias=False)
+    tokens = 5
+    stream = a_stream(tokens, shape.hidden, torch.float32)
+    gain = stream.scaled / stream.residual
+    x = F.rms_norm(stream.residual.double(), (shape.hidden,), None, EPS) * gain.double()
+    weight, _ = weights(shape.rows, shape.hidden, torch.float32)
+    heads = (x @ weight.double().T).unflatten(1, (-1, shape.dim))
+    gains = [1 + 0.3 * randn(shape.dim, seed=seed).double() for seed in (13, 14)]
+    query = F.rms_norm(heads[:, :2], (shape.dim,), gains[0], EPS)
+    key = F.rms_norm(heads[:, 2:3], (shape.dim,), gains[1], EPS)
+    angles = (randn(1000, shape.rotated // 2, seed=11) * 3).double()[torch.arange(tokens) * 37][:, None]
+    half = shape.rotated // 2
+
+    def rotated(y):
+        low, high = y[..., :half], y[..., half : 2 * half]
+        turned = low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()
+        return torch.cat((*turned, y[..., 2 * half :]), -1).float()
+
+    got = qkv(reference, shape, stream, torch.float32)
+    for ours, theirs in zip(got, (rotated(query), rotated(key), heads[:, 3:].float()), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    weight, _ = weights(2 * shape.inner, shape.hidden, torch.float32)
+    gate, up = (x @ weight.double().T).chunk(2, 1)
+    gated = reference.project_gate_up(stream, weight, None, eps=EPS, activation="silu")
+    torch.testing.assert_close(gated, (F.silu(gate) * up).float(), atol=2e-5, rtol=2e-5)
+    weight, _ = weights(shape.hidden, shape.inner, torch.float32)
+    new = reference.add_product(gated, weight, None, stream, gain[0])
+    expected = stream.residual.double() + gated.double() @ weight.double().T
+    torch.testing.assert_close(new.residual, expected.float(), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(
+        reference.normalize(new, gain[0], EPS),
+        F.rms_norm(expected, (shape.hidden,), gain[0].double(), EPS).float(),
+        atol=2e-5,
+        rtol=2e-5,
+    )
+
+
+def test_no_tokens(dtype):
+    stream = a_stream(0, TINY.hidden, dtype)
+    assert qkv(gpu, TINY, stream, dtype)[0].shape == (0, TINY.heads, TINY.dim)
+    weight, _ = weights(2 * TINY.inner, TINY.hidden, dtype)
+    assert gpu.project_gate_up(stream, weight, None, eps=EPS, activation="silu").shape == (0, TINY.inner)
+    assert gpu.product(stream.residual, weight, None).shape == (0, 2 * TINY.inner)
+    ids = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    assert gpu.embed(ids, weight, weight[0]).residual.shape == (0, TINY.hidden)
+
+
+def part(stream: Stream, start: int, stop: int) -> Stream:
+    """The stream of some of its tokens, in memory of its own."""
+    out = Stream.empty(stop - start, stream.residual.shape[1], stream.residual)
+    out.residual.copy_(stream.residual[start:stop])
+    out.scaled.copy_(stream.scaled[start:stop])
+    out.squares[:, : stop - start] = stream.squares[:, start:stop]
+    return out
+
+
+@pytest.mark.skipif(not CARD, reason="the interpreter multiplies by numpy, whose bits depend on the shape")
+@pytest.mark.parametrize("shape", [LARGE, LARGE_NORMED, ODD], ids=str)
+def test_a_token_has_the_same_bits_in_every_class(shape, dtype):
+    total = 700
+    whole = a_stream(total, shape.hidden, dtype)
+    x = randn(total, shape.inner, seed=3, dtype=dtype)
+    gate, gate_bias = weights(2 * shape.inner, shape.hidden, dtype, bias=shape.bias)
+    down, down_bias = weights(shape.hidden, shape.inner, dtype, bias=shape.bias)
+    gain = 1 + 0.3 * randn(shape.hidden, seed=9, dtype=dtype)
+
+    def run(start, stop):
+        stream = part(whole, start, stop)
+        inputs = x[start:stop].clone()
+        added = gpu.add_product(inputs, down, down_bias, stream, gain)
+        return {
+            "qkv": qkv(gpu, shape, stream, dtype, first=start),
+            "gate_up": (gpu.project_gate_up(stream, gate, gate_bias, eps=EPS, activation="silu"),),
+            "add": (added.residual, added.scaled, added.squares[:, : stop - start].T),
+            "normalize": (gpu.normalize(added, gain, EPS),),
+            "product": (gpu.product(inputs, down, down_bias),),
+        }
+
+    everything = run(0, total)
+    differing = []
+    for count in (1, 3, *(CLASSES[1:-1] if shape is LARGE else (17, 64, 90, 150, 300))):
+        for start in (0, 333):
+            for name, outputs in run(start, start + count).items():
+                for index, output in enumerate(outputs):
+                    other = everything[name][index][start : start + count]
+                    if not torch.equal(output, other):
+                        wrong = int((output != other).sum())
+                        differing.append(f"{name}[{index}] of {count} tokens from {start}: {wrong} elements")
+    assert not differing, "\n".join(differing)

@@ -1,0 +1,187 @@
+"""Accepting and preparing in Triton against the torch references, over random rows; all are integers."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from specdec_kernels import verification
+from specdec_kernels.verification import gpu, reference
+
+ON_A_CARD = torch.cuda.is_available()
+DEVICE = "cuda" if ON_A_CARD else "cpu"
+VOCABULARY = 3
+#: Rounds of random rows for each shape; what a round takes under the interpreter is what an operation takes.
+ROUNDS = 100 if ON_A_CARD else 8
+
+card_only = pytest.mark.skipif(not ON_A_CARD, reason="needs a CUDA device")
+
+
+def column(values, dtype=torch.int64):
+    return torch.tensor(values, dtype=dtype)
+
+
+def random_parents(rng, rows, width):
+    parents = [[rng.randint(-1, node - 1) for node in range(width)] for _ in range(rows)]
+    return column(parents).reshape(rows, width)
+
+
+def accepting(rng, rows, tokens, tree, synthetic):
+    """Arguments of ``accept``: what is read, and what is read and written."""
+    width = tokens - 1
+    committed = column([rng.randint(1, 9) for _ in range(rows)])
+    least = -1 if rng.random() < 0.3 else 0
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    read = {
+        "targets": torch.randint(least, VOCABULARY, (rows, tokens), generator=generator),
+        "ids": torch.randint(0, VOCABULARY, (rows, tokens), generator=generator),
+        "lens": column([rng.randint(0, width) for _ in range(rows)]),
+        "parents": random_parents(rng, rows, width) if tree else None,
+        "limit": committed + column([rng.randint(1, tokens + 2) for _ in range(rows)]),
+        "rates": torch.rand(width, generator=generator) if synthetic else None,
+        "seed": torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator) if synthetic else None,
+    }
+    written = {
+        "committed": committed,
+        "active": column([int(rng.random() < 0.8) for _ in range(rows)]),
+        "tokens": torch.full((rows, tokens), -7),
+        "counts": column([-7] * rows),
+        "path": torch.full((rows, tokens), -7),
+        "history": torch.randint(0, VOCABULARY, (rows, 30), generator=generator).int(),
+        "result": torch.full((rows, tokens + 3), -7, dtype=torch.int32),
+    }
+    return read, written
+
+
+def preparing(rng, rows, tokens, tree):
+    """Arguments of ``next_inputs`` likewise, and those that are no tensors; some drafts are faulty."""
+    width, columns = tokens - 1, rng.randint(2, 5)
+    given = max(width, 1) + rng.randint(0, 1)
+    depth = rng.randint(1, max(width, 1)) if tree else max(width, 1)
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    ids = torch.randint(0, VOCABULARY, (rows, given), generator=generator)
+    parents = random_parents(rng, rows, given)
+    for row in range(rows):
+        if rng.random() < 0.3:
+            ids[row, rng.randrange(given)] = rng.choice([-1, VOCABULARY])
+        if rng.random() < 0.2:
+            node = rng.randrange(given)
+            parents[row, node] = rng.choice([-2, node, node + 1])
+    committed = column([rng.randint(1, 4 * columns - 1) for _ in range(rows)])
+    read = {
+        "last": torch.randint(0, VOCABULARY, (rows,), generator=generator),
+        "draft_ids": ids,
+        "draft_lens": column([rng.randint(-1, given + 1) for _ in range(rows)]),
+        "draft_parents": parents if tree else None,
+        "committed": committed,
+        "limit": committed + column([rng.randint(0, tokens + 2) for _ in range(rows)]),
+        "active": column([int(rng.random() < 0.8) for _ in range(rows)]),
+        "budget": column([rng.randint(0, given) for _ in range(rows)]),
+        "block_table": torch.randint(1, 50, (rows, columns), generator=generator),
+    }
+    written = {name: torch.full((rows, tokens), -7) for name in ("ids", "positions", "write_slots", "base")}
+    written |= {"lens": column([-7] * rows), "parents": torch.full((rows, width), -7), "faults": column([3])}
+    if tree:
+        written["extra"] = torch.full((rows, tokens, depth), -7)
+    return read, written, {"block_size": 4, "vocab_size": VOCABULARY, "depth": depth}
+
+
+def moved(values, device=DEVICE):
+    return {name: own if own is None else own.clone().to(device) for name, own in values.items()}
+
+
+def assert_same(got, want):
+    for name, value in want.items():
+        assert torch.equal(got[name].cpu(), value.cpu()), name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind"), [(1, "chain"), (6, "chain"), (8, "tree"), (13, "tree"), (4, "synthetic")]
+)
+def test_accept(tokens, kind):
+    rng = random.Random(tokens)
+    for _ in range(ROUNDS):
+        read, written = accepting(rng, 3, tokens, kind == "tree", kind == "synthetic")
+        want, got = moved(written, "cpu"), moved(written)
+        reference.accept(**read, **want)
+        gpu.accept(**moved(read), **got)
+        assert_same(got, want)
+
+
+def test_accept_without_history():
+    read, written = accepting(random.Random(0), 3, 4, False, False)
+    del written["history"]
+    want, got = moved(written, "cpu"), moved(written)
+    reference.accept(**read, **want, history=None)
+    gpu.accept(**moved(read), **got, history=None)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize(("tokens", "tree"), [(1, False), (2, False), (6, False), (1, True), (7, True)])
+def test_next_inputs(tokens, tree):
+    rng = random.Random(tokens)
+    for _ in range(ROUNDS):
+        read, written, sizes = preparing(rng, 3, tokens, tree)
+        want, got = moved(written, "cpu"), moved(written)
+        reference.next_inputs(**read, **want, **sizes)
+        gpu.next_inputs(**moved(read), **got, **sizes)
+        assert_same(got, want)
+
+
+def test_what_comes_behind_a_draft_too_deep_closes_ranks():
+    width, sizes = 6, {"block_size": 4, "vocab_size": 99, "depth": 3}
+    read = {
+        "last": column([50]),
+        "draft_ids": column([[10, 11, 12, 13, 14, 15]]),
+        "draft_lens": column([width]),
+        "draft_parents": column([[-1, 0, 1, -1, 3, 4]]),
+        "committed": column([8]),
+        "limit": column([11]),  # room for two drafts and the target's token
+        "active": column([1]),
+        "budget": column([width]),
+        "block_table": column([[5, 6, 7, 8]]),
+    }
+    grid = (1, width + 1)
+    got = {name: torch.full(grid, -7) for name in ("ids", "positions", "write_slots", "base")}
+    got |= {"lens": column([-7]), "parents": torch.full((1, width), -7), "faults": column([0])}
+    got = moved(got | {"extra": torch.full((*grid, 3), -7)})
+    gpu.next_inputs(**moved(read), **got, **sizes)
+    assert got["lens"].tolist() == [4] and got["faults"].tolist() == [0]
+    assert got["ids"].tolist() == [[50, 10, 11, 13, 14, 50, 50]]
+    assert got["parents"].tolist() == [[-1, 0, -1, 2, -1, -1]]
+    assert got["positions"].tolist() == [[7, 8, 9, 8, 9, 7, 7]]
+    assert got["write_slots"].tolist() == [[27, 28, 29, 30, 31, 0, 0]]
+    seen = [[], [8], [8, 9], [10], [10, 11], [], []]
+    assert got["extra"].tolist() == [[path + [-1] * (3 - len(path)) for path in seen]]
+
+
+def test_drafts_may_be_columns_of_a_wider_buffer():
+    read, written, sizes = preparing(random.Random(5), 3, 7, True)
+    want, got = moved(written, "cpu"), moved(written)
+    reference.next_inputs(**read, **want, **sizes)
+    wider = moved(read)
+    for name in ("draft_ids", "draft_parents", "block_table"):
+        own = wider[name]
+        wider[name] = torch.full((3, own.shape[1] + 5), 99, device=DEVICE)[:, : own.shape[1]].copy_(own)
+    gpu.next_inputs(**wider, **got, **sizes)
+    assert_same(got, want)
+
+
+@card_only
+@pytest.mark.parametrize("kind", ["chain", "tree", "synthetic"])
+def test_many_rows_in_a_graph(kind):
+    rng = random.Random(1)
+    read, written = (moved(own) for own in accepting(rng, 300, 9, kind == "tree", kind == "synthetic"))
+    warm = moved(written)
+    verification.accept(**read, **warm)
+    torch.cuda.synchronize()
+    graph, got = torch.cuda.CUDAGraph(), moved(written)
+    with torch.cuda.graph(graph):
+        verification.accept(**read, **got)
+    for _ in range(3):
+        want = moved(got, "cpu")
+        reference.accept(**moved(read, "cpu"), **want)
+        graph.replay()
+        assert_same(got, want)

@@ -1,0 +1,120 @@
+"""The GPU benchmark's script on a tiny shape on the CPU: what is measured, not how fast it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu"
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 2048,
+}
+VLLM_PLAIN = {
+    "vllm": "0.26.0",
+    "card": "X",
+    "config": None,
+    "rows": {"2": {"ms_per_token": 1e4, "ms_per_step": 1e4, "tokens_per_step": 1.0}},
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The JSON of one run, and what it printed."""
+    root = tmp_path_factory.mktemp("gpu-benchmarks")
+    config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
+    (root / "config.json").write_text(json.dumps(config))
+    (root / "plain.json").write_text(json.dumps(VLLM_PLAIN))
+    command = [
+        sys.executable, FOLDER / "run.py", "--shape", root, "--device", "cpu", "--dtype", "float32",
+        "--batches", "1,2", "--context", "40", "--new-tokens", "48", "--repeats", "2",
+        "--sections", "hardware,plain,steps,ngram,synthetic,vllm", "--trace-dir", root / "traces",
+        "--option", "async_scheduling=true", "--vllm", root / "plain.json", root / "missing.json",
+        "--json", root / "result.json",
+    ]  # fmt: skip
+    # The steps alone write into blocks that no request holds, which the tests' check would refuse.
+    env = {name: value for name, value in os.environ.items() if name != "SPECDECODE_CHECK_WRITES"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((root / "result.json").read_text())["sections"], done.stdout
+
+
+def test_every_section_has_its_rows_and_its_table(report):
+    sections, printed = report
+    assert {(row["batch"], row["tokens"]) for row in sections["steps"]} == {
+        (batch, tokens) for batch in (1, 2) for tokens in (1, 2, 4, 6, 8, 16, 32, 64)
+    }
+    for name, methods in (("plain", 1), ("ngram", 1), ("synthetic", 4)):
+        rows = sections[name]
+        assert [row["batch"] for row in rows] == [1, 2] * methods
+        assert all(row["ms_per_token"] > 0 < row["ms_per_step"] for row in rows)
+    assert all(row["of_floor"] > 1 for row in sections["plain"])
+    titles = (
+        "Plain decoding",
+        "The target's step alone",
+        "SYNTHETIC acceptance 0.8",
+        "vLLM's own run",
+        "Goals",
+    )
+    assert all(title in printed for title in titles)
+    assert [row["method"] for row in sections["profile"]] == [
+        name for name in ("plain", "ngram", "eagle-synthetic") for _ in range(2)
+    ]
+
+
+def test_the_looping_text_is_drafted_and_accepted(report):
+    """47 decode tokens: a step without drafts or so, then six a step."""
+    sections, _ = report
+    for row, plain in zip(sections["ngram"], sections["plain"], strict=True):
+        assert row["tokens_per_step"] > 4.5 and plain["tokens_per_step"] == 1
+        assert row["speedup"] == pytest.approx(plain["ms_per_token"] / row["ms_per_token"])
+        assert row["efficiency"] == pytest.approx(row["speedup"] / row["tokens_per_step"])
+
+
+def test_synthetic_acceptance_is_near_what_was_asked_for(report):
+    sections, _ = report
+    for row in sections["synthetic"]:
+        assert row["tokens_per_step"] == pytest.approx(row["expected_tokens"], rel=0.4)
+    (low, _, high, *_) = (row["tokens_per_step"] for row in sections["synthetic"])
+    assert low < high
+
+
+def test_vllm_is_put_beside_rows_of_the_same_batch(report):
+    sections, _ = report
+    plain, missing = sections["vllm"]
+    ours = next(row for row in sections["plain"] if row["batch"] == 2)
+    assert plain["ratio"] == pytest.approx(1e4 / ours["ms_per_token"]) and plain["card"] == "X"
+    assert missing == {"run": "missing.json is missing"}
+
+
+def test_goals_are_compared_as_they_are_stated(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import goals
+
+    rows = goals.compare(
+        {
+            "plain": [{"method": "plain", "batch": 1, "ms_per_token": 5.6, "idle": 0.01}],
+            "steps": [{"batch": 8, "tokens": 6, "step_ms": 6.4, "deciding": 0.04}],
+            "ngram": [{"method": "ngram", "batch": 32, "efficiency": 0.8, "idle": 0.5}],
+            "vllm": [{"run": "ngram k=5", "batch": 1, "ratio": 1.39}],
+        }
+    )
+    assert [(row["goal"], row["batch"], row["bound"], row["met"]) for row in rows] == [
+        ("plain, ms a token", 1, "<= 5.5", "NO"),
+        ("step of 6 tokens a row, ms", 8, "<= 6.4", "yes"),
+        ("its deciding and sampling, share", 8, "<= 0.03", "NO"),
+        ("ngram, efficiency", 32, ">= 0.8", "yes"),
+        ("plain, idle", 1, "<= 0.03", "yes"),
+        ("ngram, tokens/s to vLLM", 1, ">= 1.4", "NO"),
+    ]

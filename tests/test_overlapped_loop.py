@@ -1,0 +1,197 @@
+"""The loop that launches a step before it has read the one before: who sits, who waits and why, and what
+happens to what is under way when a request ends, is aborted, finds no block or gives NaN."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from specdecode.contract import Bucket
+
+#: Of ``lab.mixed`` those that ask for nothing the host would have to look at.
+SEATED = (0, 1, 4, 6)
+METHODS = ("none", "ngram", "oracle-tree", "self-draft", "eagle", "eagle-grown-tree", "eagle3", "medusa")
+
+
+def seatable(lab, count=8, **changes):
+    return [ask for index, ask in enumerate(lab.mixed(2 * count, **changes)) if index % 8 in SEATED]
+
+
+def waits(rig):
+    return {reason: counter.total for reason, counter in rig.core.metrics.host_waits.items()}
+
+
+def in_buckets(core):
+    """Have steps run as captured graphs would: in the smallest bucket of rows, drafting part of them."""
+    steady = core.steady
+    draft = core._draft if core.drafting and not core._on_host else None
+    steady._captured = {
+        Bucket(rows, tokens): functools.partial(steady._step, rows, tokens, draft)
+        for rows in steady._buckets
+        for tokens in steady._sizes
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_seated_rows_wait_for_nobody(lab, method):
+    asks = seatable(lab, max_tokens=30)
+    with lab.rig(method, asks, "late") as rig:
+        for index, ask in enumerate(asks):
+            rig.add(str(index), ask)
+        finished = {}
+        while not rig.core._seated or rig.core.scheduler.waiting:
+            finished |= rig.step()
+        before = waits(rig)
+        finished |= rig.drain()
+        for index, ask in enumerate(asks):
+            rig.compare(ask, finished[str(index)])
+        grown = {reason for reason, count in waits(rig).items() if count > before.get(reason, 0)}
+        assert grown <= {"seats"} | ({"host_proposer"} if method in ("ngram", "oracle-tree") else set())
+
+
+@pytest.mark.parametrize("method", ["none", "self-draft", "eagle", "eagle-fixed-tree", "eagle3-grown-tree"])
+def test_empty_seats_and_padding_change_nothing(lab, method):
+    """Rows end at different steps and leave their seats empty; five rows run in a bucket of eight."""
+    asks = seatable(lab, 10)[:5]
+    with lab.rig(method, asks, "late", recorded=False) as rig:
+        in_buckets(rig.core)
+        rig.generate(asks)
+        rig.generate(asks[:3])
+
+
+def test_outputs_come_one_step_late(lab):
+    (ask,) = seatable(lab, 1)[:1]
+    with lab.rig("none", [ask], "late") as rig:
+        rig.add("a", ask)
+        rig.step()  # the prompt, in the plain order
+        core = rig.core
+        (request,) = core.scheduler.running
+        seen = len(request.token_ids)
+        rig.step()
+        assert len(core._in_flight) == 1 and len(request.token_ids) == seen
+        rig.step()
+        assert len(core._in_flight) == 1 and len(request.token_ids) == seen + 1
+        rig.drain()
+
+
+@pytest.mark.parametrize(
+    ("reason", "params"),
+    [
+        ("logprobs", {"logprobs": 2}),
+        ("sampling_parameters", {"repetition_penalty": 1.2}),
+        ("sampling_parameters", {"logit_bias": {5: 1.0}}),
+        ("sampling_parameters", {"allowed_token_ids": list(range(3, 200))}),
+        ("sampling_parameters", {"min_tokens": 5}),
+        ("logits_processors", {"logits_processors": [lambda ids, logits: logits]}),
+    ],
+)
+def test_what_the_host_must_look_at_is_counted(lab, reason, params):
+    asks = [lab.ask(lab.prompt(0), temperature=0, max_tokens=12, **params), *seatable(lab, 2)]
+    with lab.rig("self-draft", asks, "late", recorded=False) as rig:
+        prompts = [{"prompt_token_ids": ask.prompt} for ask in asks]
+        outputs = rig.llm.generate(prompts, [ask.params for ask in asks], use_tqdm=False)
+        for ask, output in zip(asks[1:], outputs[1:], strict=True):
+            rig.compare(ask, output)
+        assert waits(rig)[reason] > 0
+
+
+def test_an_abort_leaves_the_others_untouched(lab):
+    asks = seatable(lab, 4, max_tokens=30)
+    with lab.rig("eagle", asks, "late") as rig:
+        for index, ask in enumerate(asks):
+            rig.add(str(index), ask)
+        rig.step(6)
+        assert rig.core._in_flight
+        rig.abort("1")
+        finished = rig.drain()
+        for index, ask in enumerate(asks):
+            if index != 1:
+                rig.compare(ask, finished[str(index)])
+
+
+@pytest.mark.parametrize("method", ["none", "self-draft", "oracle-tree", "eagle-grown-tree"])
+def test_a_full_pool_goes_back_to_the_plain_order(lab, method):
+    asks = seatable(lab, 8, max_tokens=24)
+    with lab.rig(method, asks, "late", num_gpu_blocks_override=34) as rig:
+        rig.generate(asks)
+        assert waits(rig)["memory"] > 0
+
+
+def test_logits_of_which_nothing_can_be_drawn_end_their_request_alone(lab, monkeypatch):
+    asks = seatable(lab, 4, max_tokens=20)
+    with lab.rig("self-draft", asks, "late", recorded=False) as rig:
+        core = rig.core
+        for index, ask in enumerate(asks):
+            rig.add(str(index), ask)
+        rig.step(4)
+        assert core._seated
+        victim = core._seated[0]
+        original, spoilt = type(core.runner.model).logits, []
+
+        def spoil(model, hidden):
+            """Once, NaN for the request's own next token."""
+            logits = original(model, hidden)
+            if core._seated and core._seated[0] is victim and not spoilt:
+                spoilt.append(True)
+                logits[0] = float("nan")
+            return logits
+
+        monkeypatch.setattr(type(core.runner.model), "logits", spoil)
+        finished = rig.drain()
+        assert spoilt and waits(rig)["undrawable"] == 1
+        for index, ask in enumerate(asks):  # NaN came once: computed again without drafts all is well
+            rig.compare(ask, finished[str(index)])
+
+
+def test_a_proposer_that_fails_on_the_device_costs_drafts_alone(lab):
+    asks = seatable(lab, 4, max_tokens=24)
+    with lab.rig("eagle", asks, "late", recorded=False, failures=True) as rig:
+        inner, calls = rig.core.drafting.proposer.proposer, []
+        propose = inner.propose
+
+        def flaky(step, out):
+            calls.append(True)
+            if len(calls) % 7 == 6:
+                raise RuntimeError("on purpose")
+            propose(step, out)
+
+        inner.propose = flaky
+        rig.generate(asks)
+        assert waits(rig)["proposer_failure"] > 0
+        assert rig.metric("specdecode:proposer_failures") > 0
+
+
+def test_a_device_step_reads_no_value(lab, monkeypatch):
+    """Neither the step nor the proposer asks a tensor for its value: on a device that would be a wait."""
+    asks = seatable(lab, 4, max_tokens=16)
+    with lab.rig("eagle", asks, "late", recorded=False) as rig:
+        core, inside = rig.core, []
+        core.runner.check_writes = False  # which looks
+        run = core.steady.run
+
+        def watched(*args):
+            inside.append(True)
+            try:
+                return run(*args)
+            finally:
+                inside.pop()
+
+        monkeypatch.setattr(core.steady, "run", watched)
+        for name in ("item", "tolist", "numpy", "__int__", "__bool__", "__float__", "__index__"):
+            original = getattr(torch.Tensor, name)
+
+            def guard(tensor, *args, _name=name, _original=original, **kwargs):
+                assert not inside or _allowed(), f"Tensor.{_name} within a step"
+                return _original(tensor, *args, **kwargs)
+
+            monkeypatch.setattr(torch.Tensor, name, guard)
+        rig.generate(asks)
+
+
+def _allowed():
+    """The CPU's own implementations may look at values; what would be captured may not."""
+    import inspect
+
+    files = {frame.filename for frame in inspect.stack()[2:12]}
+    return any("specdec_kernels" in file for file in files)
