@@ -251,6 +251,14 @@ class Lab:
         return wrong_drafts(rig.recording.drafts, stateless)
 
 
+@pytest.fixture(scope="module")
+def captured_steps():
+    """Graphs where there is a GPU: checking each step's writes looks at tensors that a graph keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPECDECODE_CHECK_WRITES", raising=False)
+        yield
+
+
 @attrs.define(eq=False)
 class Rig:
     """One engine under test. As a context manager it checks at the end that nothing is left behind."""

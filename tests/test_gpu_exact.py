@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU"),
+    pytest.mark.usefixtures("captured_steps"),
+]
 
 #: Name -> family and shape: heads of 64 in groups of four, as most models have them; and heads that are
 #: normalised and do not fill the hidden size.
@@ -28,14 +31,6 @@ SAMPLING = (
     {"temperature": 0.9, "seed": 6, "top_k": 20},
     {"temperature": 1.1, "seed": 7, "top_p": 0.9, "min_p": 0.01},
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def captured():
-    """Checking each step's writes, as the other tests do, looks at tensors that a graph keeps to itself."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("SPECDECODE_CHECK_WRITES", raising=False)
-        yield
 
 
 def proposers(texts: list[list[int]]) -> dict[str, dict[str, Any] | None]:

@@ -93,11 +93,12 @@ def vllm_rows(
             continue
         report = json.loads(path.read_text())
         spec = report["config"]
-        ours = plain if spec is None else ngram if spec.get("method") == "ngram" else ()
+        name = "plain" if spec is None else f"{spec['method']} k={spec['num_speculative_tokens']}"
+        ours = plain if spec is None else [row for row in ngram if row["method"] == name]
         for batch, theirs in report["rows"].items():
             mine = next((row for row in ours if row["batch"] == int(batch)), {})
             row = {
-                "run": "plain" if spec is None else f"{spec['method']} k={spec['num_speculative_tokens']}",
+                "run": name,
                 "batch": int(batch),
                 **{key: theirs[key] for key in ("ms_per_token", "ms_per_step", "tokens_per_step")},
                 "ours": mine.get("ms_per_token"),

@@ -17,7 +17,8 @@ from timing import Workload, against, decode_row, random_prompts
 #: The rates of acceptance (of a draft behind an accepted one) and the lengths of the synthetic runs.
 ACCEPTANCE = (0.6, 0.8)
 LENGTHS = (3, 5)
-NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+#: Drafts a step of prompt lookup.
+NGRAM_LENGTHS = (5, 3)
 #: Rows beyond which a workload is repeated less often: its prompts take seconds.
 MANY = 32
 
@@ -112,6 +113,16 @@ def _device_time(
 
 def _prompts(vocab_size: int, context: int, looping: bool, batch: int, seed: int) -> Any:
     return (looping_prompts if looping else random_prompts)(batch, context, vocab_size, seed)
+
+
+def ngram(length: int) -> dict[str, Any]:
+    """Prompt lookup as vLLM's runs have it."""
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": length,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
 
 
 def synthetic(rate: float, length: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def compare(sections: Mapping[str, Rows]) -> list[dict[str, Any]]:
     for row in ngram:
         if row["batch"] in NGRAM_EFFICIENCY:
             bound = NGRAM_EFFICIENCY[row["batch"]]
-            check("ngram, efficiency", row, "efficiency", bound, most=False)
+            check(f"{row['method']}, efficiency", row, "efficiency", bound, most=False)
     for row in (*plain, *ngram, *sections.get("synthetic", ())):
         if row["batch"] == 1:
             check(f"{row['method']}, idle", row, "idle", IDLE)

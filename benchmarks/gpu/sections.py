@@ -142,14 +142,13 @@ def _steps(run: Run) -> None:
 
 def _ngram(run: Run) -> None:
     size = run.drafting_size()
-    llm = run.engines.get(
-        "ngram", max_num_seqs=max(size.batches), speculative_config=decoding.NGRAM, looping=True
-    )
-    rows = decoding.rows(
-        llm, "ngram k=5", size, looping=True, plain=run.rows("plain"), steps=run.rows("steps")
-    )
-    run.store("ngram", "ngram on text that loops", decoding.COLUMNS, rows)
-    run.profile(llm, "ngram", looping=True)
+    for length in decoding.NGRAM_LENGTHS:
+        name, config = f"ngram k={length}", decoding.ngram(length)
+        llm = run.engines.get(name, max_num_seqs=max(size.batches), speculative_config=config, looping=True)
+        rows = decoding.rows(llm, name, size, looping=True, plain=run.rows("plain"), steps=run.rows("steps"))
+        run.store("ngram", f"{name} on text that loops", decoding.COLUMNS, rows)
+        if length == decoding.NGRAM_LENGTHS[0]:
+            run.profile(llm, "ngram", looping=True)
 
 
 def _synthetic(run: Run) -> None:

@@ -134,6 +134,28 @@ def test_windows_trees_and_rows_of_any_length(dtype, window):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("base", [5, 62, 63, 128])
+def test_a_node_has_the_bits_of_its_path(dtype, base):
+    """Wherever its ancestors are stored, they are summed where they would be if they were committed."""
+    paths = [[0], [0, 2], [1], [1, 4], [0, 2, 3], [0, 2, 3, 5]]
+    nodes = Batch([[(base, [base + node for node in path]) for path in paths]], kv_heads=1, dtype=dtype)
+    for mode in MODES:
+        got = nodes.attend(nodes.meta(), mode=mode)
+        for t, path in enumerate(paths):
+            alone = Batch([[(base + len(path), [])]], kv_heads=1, dtype=dtype)
+            alone.table, alone.query = nodes.table, nodes.query[t : t + 1]
+            alone.keys, alone.values = nodes.keys.clone(), nodes.values.clone()
+            for level, node in enumerate(path):  # a parent's place is never above its node's
+                for moved, kept in ((alone.keys, nodes.keys), (alone.values, nodes.values)):
+                    source, target = (
+                        (int(nodes.table[0, slot // nodes.block]), slot % nodes.block)
+                        for slot in (base + node, base + level)
+                    )
+                    moved[target] = kept[source]
+            assert torch.equal(alone.attend(alone.meta(), mode=mode)[0], got[t])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_slots_below_the_first_are_not_seen(dtype):
     Batch([causal(0, 2), tree(62), [(0, [1])]], kv_heads=1, dtype=dtype).check(first=1)
 

@@ -113,7 +113,7 @@ class SteadyStep:
             committed,
             limit,
             active,
-            seats.budget[:rows] if width else torch.zeros_like(committed),
+            seats.budget[:rows],
             seats.table[:rows],
             block_size=shape.block_size,
             vocab_size=shape.vocab_size,

@@ -89,22 +89,37 @@ def _prefetch(CACHE, at, wanted, BYTES: tl.constexpr):
 
 
 @triton.jit
-def _tree_slots(
-    EXTRA, token, live, entries, first, window, e: tl.constexpr, E: tl.constexpr, WINDOWED: tl.constexpr
-):
-    """Entry ``e`` of each token's tree slots; -1 where it has none, or not within its window."""
-    mine = EXTRA + token.to(tl.int64) * entries
-    entry = tl.zeros_like(token) + e
-    slot = tl.load(mine + entry, mask=live & (entry < entries), other=-1).to(tl.int32)
-    if WINDOWED:
-        # Its rank from the token's own, the highest, is how many positions lie between the two.
-        above = tl.zeros_like(slot)
-        for f in tl.static_range(E):
-            entry = tl.zeros_like(token) + f
-            other = tl.load(mine + entry, mask=live & (entry < entries), other=-1).to(tl.int32)
-            above += (other > slot).to(tl.int32)
-        slot = tl.where(above < window, slot, -1)
-    return tl.where(slot >= first, slot, -1)
+def _level(EXTRA, token, live, entries, E: tl.constexpr):
+    """How many levels of a tree each token sees, its own among them."""
+    levels = tl.zeros_like(token)
+    for e in tl.static_range(E):
+        entry = tl.zeros_like(token) + e
+        there = live & (entry < entries)
+        slot = tl.load(EXTRA + token.to(tl.int64) * entries + entry, mask=there, other=-1)
+        levels += (slot >= 0).to(tl.int32)
+    return levels
+
+
+@triton.jit
+def _tile(
+    query, KEYS, VALUES, place, wanted, seen, dk, dv, ones, scale,
+    DK: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Maximum, mass and weighted sum of the keys at physical places (times heads) ``place``."""
+    keys = tl.load(
+        KEYS + (place * DK)[:, None] + dk[None, :], mask=wanted[:, None] & (dk < DK)[None, :], other=0.0
+    )
+    values = tl.load(
+        VALUES + (place * DV)[:, None] + dv[None, :], mask=wanted[:, None] & (dv < DV)[None, :], other=0.0
+    )
+    scores = tl.where(seen, tl.dot(query, tl.trans(keys), input_precision="ieee"), -float("inf"))
+    # Scaled before the maximum: behind it, the product would be contracted with the difference in _merge.
+    m = tl.max(scores * scale, 1)
+    finite = tl.where(m == -float("inf"), 0.0, m)
+    weights = tl.exp2(tl.fma(scores, scale, -finite[:, None])).to(KEYS.dtype.element_ty)
+    # A sum as a product: its order is the instruction's, whatever the registers' layout.
+    mass = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
+    return m, mass, tl.dot(weights, values, input_precision="ieee")
 
 
 @triton.jit
@@ -116,12 +131,15 @@ def _reduce(
     m = tl.full((QR,), -float("inf"), tl.float32)
     mass = tl.zeros((QR,), tl.float32)
     acc = tl.zeros((QR, DV2), tl.float32)
-    # Four at a time: in BY_TILE they are the tiles of a chunk.
-    for start in range(first_unit // 4 * 4, last_unit, 4):
-        m_chunk = tl.full((QR,), -float("inf"), tl.float32)
-        mass_chunk = tl.zeros((QR,), tl.float32)
-        acc_chunk = tl.zeros((QR, DV2), tl.float32)
-        for j in tl.static_range(4):
+    # Four at a time are the tiles of a chunk in BY_TILE. What is asked for together is waited for once: as
+    # much as there are registers for.
+    CHUNKS: tl.constexpr = 3 if QR <= 4 else 2 if QR <= 8 else 1
+    for start in range(first_unit // 4 * 4, last_unit, 4 * CHUNKS):
+        for j in tl.static_range(4 * CHUNKS):
+            if j % 4 == 0:
+                m_chunk = tl.full((QR,), -float("inf"), tl.float32)
+                mass_chunk = tl.zeros((QR,), tl.float32)
+                acc_chunk = tl.zeros((QR, DV2), tl.float32)
             unit = tl.zeros_like(r) + (start + j)
             there = live & (unit >= first_unit) & (unit < last_unit)
             row = (at + unit) * QR + r
@@ -135,10 +153,10 @@ def _reduce(
                 m_chunk, mass_chunk, acc_chunk = _merge(
                     m_chunk, mass_chunk, acc_chunk, m_unit, mass_unit, acc_unit
                 )
+                if j % 4 == 3:
+                    m, mass, acc = _merge(m, mass, acc, m_chunk, mass_chunk, acc_chunk)
             else:
                 m, mass, acc = _merge(m, mass, acc, m_unit, mass_unit, acc_unit)
-        if MODE == _BY_TILE:
-            m, mass, acc = _merge(m, mass, acc, m_chunk, mass_chunk, acc_chunk)
     _store_result(OUT, rows, d, valid, mass, acc)
 
 
@@ -199,14 +217,13 @@ def attend(
     begin = tl.min(tl.where(low < base, low, _FAR_AWAY), 0)
     end = tl.max(base, 0)
     tree_begin = _FAR_AWAY
-    tree_end = 0
     if E > 0:
-        for e in tl.static_range(E):
-            slot = _tree_slots(EXTRA, token, live, entries, first, window, e, E, False)
-            tree_begin = tl.minimum(tree_begin, tl.min(tl.where(slot < 0, _FAR_AWAY, slot), 0))
-            tree_end = tl.maximum(tree_end, tl.max(slot, 0) + 1)
-        begin = tl.minimum(begin, tree_begin)
-        end = tl.maximum(end, tree_end)
+        # A node's ancestors and itself are keys from place ``base`` on, wherever they are stored: they are
+        # then summed where they would be if they were committed, and the bits are those of its path.
+        levels = _level(EXTRA, token, live, entries, E)
+        tree_begin = tl.min(tl.where(levels > 0, base, _FAR_AWAY), 0)
+        begin = tl.minimum(begin, tl.min(tl.where(levels > 0, tl.maximum(low, 0), _FAR_AWAY), 0))
+        end = tl.max(base + levels, 0)
     end = tl.minimum(end, max_slots)
     begin = tl.minimum(begin, end)
     tile = begin // TILE
@@ -279,32 +296,32 @@ def attend(
         pos = here * TILE + tl.arange(0, TILE)
         inside = (pos >= begin) & (pos < end)
         place = _slots(table, pos, inside, block_size, BLOCK).to(tl.int64) * KV_HEADS + head
-        keys = tl.load(
-            KEYS + (place * DK)[:, None] + dk[None, :],
-            mask=inside[:, None] & (dk < DK)[None, :],
-            other=0.0,
-        )
-        values = tl.load(
-            VALUES + (place * DV)[:, None] + dv[None, :],
-            mask=inside[:, None] & (dv < DV)[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         seen = (pos[None, :] >= low[:, None]) & (pos[None, :] < base[:, None])
-        if E > 0:
-            near_tree = (here * TILE < tree_end) & (here * TILE + TILE > tree_begin)
-            if near_tree:
-                for e in tl.static_range(E):
-                    slot = _tree_slots(EXTRA, token, live, entries, first, window, e, E, WINDOWED)
-                    seen = seen | (pos[None, :] == slot[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
-        # Scaled before the maximum: behind it, the product would be contracted with the difference in _merge.
-        m_tile = tl.max(scores * scale, 1)
-        finite = tl.where(m_tile == -float("inf"), 0.0, m_tile)
-        weights = tl.exp2(tl.fma(scores, scale, -finite[:, None])).to(dtype)
-        # A sum as a product: its order is the instruction's, whatever the registers' layout.
-        mass_tile = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
-        o_tile = tl.dot(weights, values, input_precision="ieee")
+        m_tile, mass_tile, o_tile = _tile(
+            query, KEYS, VALUES, place, inside, seen, dk, dv, ones, scale, DK, DV
+        )  # fmt: skip
+        if E > 0:  # noqa: SIM102  one is known when it is compiled
+            if here * TILE + TILE > tree_begin:
+                for i in range(count):  # each token has keys of its own here
+                    mine = token_begin + i
+                    own_base = tl.load(BASE + mine, cache_modifier=".cg").to(tl.int32)
+                    entry = pos - own_base
+                    branch = (entry >= 0) & (entry < entries)
+                    at_branch = EXTRA + mine.to(tl.int64) * entries + entry
+                    slot = tl.where(branch, tl.load(at_branch, mask=branch, other=-1).to(tl.int32), pos)
+                    own = ((pos < own_base) | branch) & (slot >= first) & (pos < end)
+                    if WINDOWED:
+                        own_position = tl.load(POSITIONS + mine, cache_modifier=".cg").to(tl.int32)
+                        own = own & (pos > own_position - window)
+                    place = _slots(table, slot, own, block_size, BLOCK).to(tl.int64) * KV_HEADS + head
+                    m_own, mass_own, o_own = _tile(
+                        query, KEYS, VALUES, place, own, own[None, :] & live[:, None], dk, dv, ones, scale,
+                        DK, DV,
+                    )  # fmt: skip
+                    chosen = r // GROUP == i
+                    m_tile = tl.where(chosen, m_own, m_tile)
+                    mass_tile = tl.where(chosen, mass_own, mass_tile)
+                    o_tile = tl.where(chosen[:, None], o_own, o_tile)
         if MODE == _BY_TILE:
             kept_at = (at + here) * QR + r
             kept = live & (r < QR)

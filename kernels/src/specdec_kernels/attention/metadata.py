@@ -19,9 +19,9 @@ class AttentionMetadata:
 
     Keys are written before they are read, so a token may see those of its own forward.
 
-    ``extra[t]`` names the scratch slots of the token's ancestors in a tree and its own, a parent's
-    below its child's. Under a sliding window their positions follow from that: the last is the
-    token's own, each other one lies a position before the next.
+    ``extra[t]`` names the scratch slots of the token's ancestors in a tree, from the root down, and its
+    own, a parent's below its child's, one behind the other. Under a sliding window their positions
+    follow from that: the last is the token's own, each other one lies a position before the next.
 
     ``tokens_per_row``, ``lengths`` and ``max_slots`` tell the host what it would have to ask the
     device for: how tokens lie beside each other, and how far they see. They change no result. With

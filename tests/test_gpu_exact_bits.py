@@ -28,6 +28,7 @@ RUNS = [
 
 
 @on_gpu
+@pytest.mark.usefixtures("captured_steps")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_output_is_identical(tmp_path, family, dtype):
@@ -46,7 +47,8 @@ def test_output_is_identical(tmp_path, family, dtype):
                 for p in params]  # fmt: skip
 
     def run(**keywords):
-        with LLM(path, device="cuda", dtype=dtype, gpu_memory_utilization=0.3, **keywords) as llm:
+        engine = {"num_gpu_blocks_override": 400} | keywords
+        with LLM(path, device="cuda", dtype=dtype, **engine) as llm:
             logged = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
             plain = [output.outputs[0] for output in llm.generate(prompts, unlogged, use_tqdm=False)]
             metrics = {metric.name: metric.value for metric in llm.get_metrics()}
