@@ -55,7 +55,9 @@ def test_bad_drafts(lab, fault, place, order):
     with start(lab, asks, order, faulty(lab, asks, fault, place=place)) as rig:
         rig.generate(asks)
         rig.generate(asks)  # whatever it scribbled on, later requests are served
-        assert (rig.metric("specdecode:drafts_dropped_by_fault") > 0) == (fault in DROPPED)
+        # Static steps have one set of buffers: what is scribbled into them later is seen, and dropped.
+        seen = fault == "keeps-buffers" and (place, order) == ("device", "late")
+        assert (rig.metric("specdecode:drafts_dropped_by_fault") > 0) == (fault in DROPPED or seen)
         assert rig.metric("specdecode:proposer_failures") == 0
         nothing_is_left = fault in ("cyclic-parents", "negative-lens")
         assert (rig.metric("vllm:spec_decode_num_accepted_tokens") == 0) == nothing_is_left

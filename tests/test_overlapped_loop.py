@@ -40,7 +40,7 @@ def test_seated_rows_wait_for_nobody(lab, method):
         for index, ask in enumerate(asks):
             rig.add(str(index), ask)
         finished = {}
-        while not rig.core._seated or rig.core.scheduler.waiting:
+        while rig.core.scheduler.waiting or not set(rig.core.scheduler.running) <= set(rig.core._seated):
             finished |= rig.step()
         before = waits(rig)
         finished |= rig.drain()
@@ -94,6 +94,26 @@ def test_what_the_host_must_look_at_is_counted(lab, reason, params):
         for ask, output in zip(asks[1:], outputs[1:], strict=True):
             rig.compare(ask, output)
         assert waits(rig)[reason] > 0
+
+
+@pytest.mark.parametrize("method", ["none", "eagle", "self-draft", "oracle-tree", "eagle3-grown-tree"])
+def test_who_cannot_sit_keeps_nobody_from_it(lab, method):
+    """One request is looked at by the host in each step, and others come one by one; the rest sit on."""
+    asks = [
+        lab.ask(lab.prompt(0), temperature=0.9, seed=3, max_tokens=30, repetition_penalty=1.2),
+        *seatable(lab, 6, max_tokens=24),
+    ]
+    with lab.rig(method, asks, "late") as rig:
+        finished, steady = {}, 0
+        for index, ask in enumerate(asks):
+            rig.add(str(index), ask)
+            finished |= rig.step(3)
+            steady += bool(rig.core._in_flight) or method == "oracle-tree"
+        finished |= rig.drain()
+        for index, ask in enumerate(asks):
+            rig.compare(ask, finished[str(index)])
+        assert steady >= 4
+        assert waits(rig)["sampling_parameters"] > 0
 
 
 def test_an_abort_leaves_the_others_untouched(lab):

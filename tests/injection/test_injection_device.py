@@ -55,7 +55,7 @@ def places(rig):
 def test_a_step_that_raises_can_be_repeated(lab, monkeypatch, method, order, where, after):
     """Each third step fails once: nobody's output knows of it, log-probabilities of prompts included."""
     asks = [
-        *lab.mixed(4, max_tokens=9),
+        *lab.mixed(4, max_tokens=18),
         lab.ask(lab.prompt(5), temperature=0, max_tokens=5, prompt_logprobs=0),
     ]
     with lab.rig(method, asks, order, num_gpu_blocks_override=40, max_num_batched_tokens=24) as rig:

@@ -71,24 +71,22 @@ class EngineCore:
         allocation say, no request has moved: the next call computes the same again, and returns what
         this one would have.
         """
-        plan = self._schedule()
-        if plan.rows:
-            target = self._forward(plan)
-            scores = self._score_prompts(plan, target)
-            verdicts, outcomes = self._verify(plan, target)
-            self._advance(plan, scores, verdicts)
-            self._deliver(outcomes)
-            self._propose(plan, target, verdicts)
-            self._compute_again(plan)
-            self.scheduler.publish(plan)
+        self._run(self.scheduler.schedule())
         self._finish_ended()
         return self._hand_out()
 
     # -- the verbs ------------------------------------------------------------------------------
-    def _schedule(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        assert plan is not None  # it may preempt
-        return plan
+    def _run(self, plan: StepPlan) -> None:
+        if not plan.rows:
+            return
+        target = self._forward(plan)
+        scores = self._score_prompts(plan, target)
+        verdicts, outcomes = self._verify(plan, target)
+        self._advance(plan, scores, verdicts)
+        self._deliver(outcomes)
+        self._propose(plan, target, verdicts)
+        self._compute_again(plan)
+        self.scheduler.publish(plan)
 
     def _count_admissions(self, plan: StepPlan) -> None:
         for row in plan.rows:

@@ -17,6 +17,7 @@ from .output import DrawnTokens, RequestOutputState
 from .request import NO_DRAFTS, Request, Status
 from .seating import (
     ADMISSION,
+    ENDING,
     FAILED,
     LOST,
     MEMORY,
@@ -45,21 +46,25 @@ class InFlight:
 
 
 class OverlappedEngineCore(EngineCore):
-    """Rows that only decode sit down and move on by themselves; everything else runs in the plain order.
+    """Rows that only decode sit down and move on by themselves; others are computed beside them.
 
     In their seats, rows go from step to step on the device: drafts are verified, tokens drawn and drafts
     made from what the step before left there. The host launches step ``n + 1``, then reads what step ``n``
     drew, delivers it and ends who has met a stop; what was computed behind a stop is thrown away. It
-    knows lengths only within bounds, and reserves slots for the longest. Whenever the host has to see
-    tokens before the next step (:mod:`.seating`), it first reads all that is under way; each such wait is
-    counted with its reason.
+    knows lengths only within bounds, and reserves slots for the longest.
+
+    Requests that the host must look at between two steps (:mod:`.seating`) run in the plain order, in a
+    forward of their own. Everybody stands up, after all that is under way was read, where something must be
+    taken away from somebody, and where something went wrong. Each wait for the host is counted with its
+    reason.
     """
 
     def __init__(self, *, steady: SteadyStep, **parts: Any) -> None:
         super().__init__(**parts)
         self.steady = steady
         self._seated: list[Request | None] = []  # by seat; None: given up
-        self._budgets: list[int] = []
+        self._budgets: list[int] = []  # as the device knows them, by seat
+        self._occupied: set[int] = set()  # seats that the device takes for occupied
         self._in_flight: list[InFlight] = []
         self._trouble: str | None = None  # what the host must see to before the next step
         self._fed = True  # whether the last launch fed the proposer
@@ -77,17 +82,13 @@ class OverlappedEngineCore(EngineCore):
         if self._may_all_have_ended():
             self._read(keep=0)
             self._finish_ended()
-        why = self._why_wait()
-        if why is None and not self._launch():
-            why = MEMORY
-        if why is not None:
-            self._settle()
-            if self.scheduler.has_unfinished:
-                self.metrics.host_waits[why].inc()
-            return super().step()
-        outcomes = self._read(keep=0 if self._drafts_on_host else 1)
-        if self._drafts_on_host:
-            self._draft_on_host(outcomes)
+        if self._trouble is not None:
+            self._in_plain_order(self._trouble)
+        else:
+            self._keep_seats_together()
+            self._sit_down()
+            self._serve_others()
+            self._go_on()
         self._finish_ended()
         return self._hand_out()
 
@@ -116,37 +117,83 @@ class OverlappedEngineCore(EngineCore):
             if request is not None and self._alive(request)
         )
 
-    # -- whether rows can go on by themselves ---------------------------------------------------
-    def _why_wait(self) -> str | None:
-        if self.why_never is not None or self._trouble is not None:
-            return self.why_never or self._trouble
-        if self.scheduler.may_admit:
-            return ADMISSION
-        if not self._seated:
-            return self._sit_down()
+    # -- who sits, and who does not -------------------------------------------------------------
+    def _keep_seats_together(self) -> None:
+        """Let the rows that are left sit together again, where too many seats are empty."""
+        while self._seated and not self._alive(self._seated[-1]):
+            self._seated.pop()
         alive = sum(self._alive(request) for request in self._seated)
-        if not alive:
-            return ADMISSION  # nobody is left; the plain order finds out what to do
         # A proposer that is told who sits there is not shown empty seats; else half of them may be empty.
         fewest = len(self._seated) if self._names_requests else len(self._seated) // 2 + 1
-        if alive < fewest:
+        if self._seated and alive < fewest:
             self._settle()
             self.metrics.host_waits[SEATS].inc()
-            return self._sit_down()
-        return None
 
-    def _sit_down(self) -> str | None:
-        running = self.scheduler.running
-        if not running:
-            return ADMISSION
+    def _sit_down(self) -> None:
+        """Seat those that the host need not look at, in empty seats first."""
+        if self.why_never is not None:
+            return
+        seated = self._sitting()
+        coming = [
+            request
+            for request in self.scheduler.running
+            if request not in seated and self._why_not_seated(request) is None
+        ]
+        if not coming:
+            return
+        empty = [row for row, request in enumerate(self._seated) if not self._alive(request)]
+        rows = [*empty, *range(len(self._seated), len(self._seated) + len(coming))][: len(coming)]
+        self._seated += [None] * (max(rows) + 1 - len(self._seated))
+        for row, request in zip(rows, coming, strict=True):
+            self._seated[row] = request
+        budgets = self._budgets_now()
+        self.steady.seats.seat(dict(zip(rows, coming, strict=True)), [budgets[row] for row in rows])
+        self._occupied.update(rows)
+        told = self._budgets + [0] * (len(budgets) - len(self._budgets))
+        self._budgets = [budgets[row] if row in set(rows) else told[row] for row in range(len(budgets))]
+
+    def _why_not_seated(self, request: Request) -> str | None:
         needs = self.drafting.needs if self.drafting is not None and self._drafts else None
-        for request in running:
-            if (why := why_not_seated(request, needs)) is not None:
-                return why
-        self._seated = list(running)
-        self._budgets = self._budgets_now()
-        self.steady.seats.seat(running, self._budgets)
-        return None
+        return why_not_seated(request, needs)
+
+    def _serve_others(self) -> None:
+        """In the plain order, those without a seat, and those that wait; the seats' rows keep theirs."""
+        seated = self._sitting()
+        others = [request for request in self.scheduler.running if request not in seated]
+        if not others and not self.scheduler.may_admit:
+            return
+        why = ADMISSION
+        if others:
+            why = self.why_never or self._why_not_seated(others[0]) or ENDING
+        try:
+            plan = self.scheduler.schedule(apart=seated)
+        except PoolExhausted:
+            self._in_plain_order(MEMORY)
+            return
+        if plan.rows:
+            self.metrics.host_waits[why].inc()
+            self._run(plan)
+
+    def _go_on(self) -> None:
+        """The next step of those in their seats."""
+        if not any(self._alive(request) for request in self._seated):
+            self._read(keep=0)
+            return
+        if not self._launch():
+            self._in_plain_order(MEMORY)
+            return
+        outcomes = self._read(keep=0 if self._drafts_on_host else 1)
+        if self._drafts_on_host:
+            self._draft_on_host(outcomes)
+
+    def _in_plain_order(self, why: str) -> None:
+        """A step of everybody, after all that is under way was read."""
+        self._settle()
+        self.metrics.host_waits[why].inc()
+        self._run(self.scheduler.schedule())
+
+    def _sitting(self) -> set[Request]:
+        return {request for request in self._seated if request is not None and self._alive(request)}
 
     @staticmethod
     def _alive(request: Request | None) -> bool:
@@ -182,8 +229,9 @@ class OverlappedEngineCore(EngineCore):
         tokens = 1 + seats.shape.width if any(budgets) else 1
         if not self._reserve(tokens):
             return False
-        if budgets != self._budgets or None in live:
-            self._budgets = budgets
+        occupied = {row for row, request in enumerate(live) if request is not None}
+        if budgets != self._budgets or occupied != self._occupied:
+            self._budgets, self._occupied = budgets, occupied
             seats.set_budgets(budgets, [request is not None for request in live])
         seats.set_blocks([None if request is None else request.table.blocks for request in live])
         drafting = self._drafts and not self._on_host
@@ -300,7 +348,7 @@ class OverlappedEngineCore(EngineCore):
             self.drafting.take_from_seats(self.steady.seats.drafts, here, self.scheduler.num_running)
         if self.drafting is not None and self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
-        self._seated, self._trouble = [], None
+        self._seated, self._budgets, self._trouble = [], [], None
 
     def _count_faults(self) -> None:
         if self.drafting:

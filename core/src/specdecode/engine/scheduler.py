@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from collections.abc import Collection
 from itertools import count
 from typing import Protocol
 
@@ -83,10 +84,22 @@ class Scheduler:
         return head is not refused or self.pool.num_free > free
 
     # -- planning -------------------------------------------------------------------------------
-    def schedule(self) -> StepPlan:
-        """The next step; it may preempt."""
+    def schedule(self, apart: Collection[Request] = ()) -> StepPlan:
+        """The next step; it may preempt.
+
+        Args:
+            apart: running requests that are computed elsewhere and keep what they have.
+
+        Raises:
+            PoolExhausted: it takes a preemption, and there are requests apart, which may be the ones to
+                give way. Nothing has changed.
+        """
         plan, left = StepPlan(), self.config.max_num_batched_tokens
-        active = [request for request in self.running if not (request.at_limit or request.failed)]
+        active = [
+            request
+            for request in self.running
+            if not (request.at_limit or request.failed or request in apart)
+        ]
         for position, request in enumerate(active):
             if request.status is not Status.RUNNING:
                 continue  # preempted by a row before it
@@ -94,7 +107,7 @@ class Scheduler:
             row = self._row(request, left - others)
             if row is None:
                 continue
-            placed = self._place(row, plan)
+            placed = self._place(row, plan, apart)
             if placed is None:
                 continue
             plan.rows.append(placed)
@@ -118,7 +131,7 @@ class Scheduler:
         catch_up = min(lag, budget - new - len(drafts))
         return RowPlan(request, request.computed, new, drafts, catch_up)
 
-    def _place(self, row: RowPlan, plan: StepPlan) -> RowPlan | None:
+    def _place(self, row: RowPlan, plan: StepPlan, apart: Collection[Request]) -> RowPlan | None:
         """Find slots for ``row``: without its drafts if need be, then at a neighbour's cost."""
         request = row.request
         while True:
@@ -126,11 +139,13 @@ class Scheduler:
                 request.table.ensure(self._slots(row))
                 return row
             except PoolExhausted:
-                if self._reclaim(plan, request):
+                if self._reclaim(plan, request, apart):
                     continue
                 if row.drafts:
                     row = attrs.evolve(row, drafts=NO_DRAFTS)
                     continue
+                if apart:
+                    raise
                 planned = {placed.request for placed in plan.rows}
                 # the last in turn, and the background's before it
                 victim = next((other for other in reversed(self.running) if other not in planned), request)
@@ -145,12 +160,12 @@ class Scheduler:
             slots = max(slots, min(slots + 1, row.request.limit - 1))
         return slots
 
-    def _reclaim(self, plan: StepPlan, asking: Request) -> bool:
+    def _reclaim(self, plan: StepPlan, asking: Request, apart: Collection[Request]) -> bool:
         """Take back slots that others only wanted for drafting."""
         planned = {row.request: row for row in plan.rows}
         freed = False
         for request in self.running:
-            if request is asking:
+            if request is asking or request in apart:
                 continue
             row = planned.get(request)
             wanted = self._slots(row) if row else request.computed + 1

@@ -138,10 +138,11 @@ class StaticFeed:
 
 
 _READ: dict[str, Callable[[StaticFeed], Any]] = {
-    "committed_len": lambda feed: feed._committed,
+    # Copies of what the engine goes on with: a proposer may write into what it is shown.
+    "committed_len": lambda feed: feed._committed.clone(),
     "budget": StaticFeed._budget,
     "room": StaticFeed._room,
-    "last_token": lambda feed: feed._seats.last[: feed._step.rows],
+    "last_token": lambda feed: feed._seats.last[: feed._step.rows].clone(),
     "history": lambda feed: feed._seats.history[: feed._step.rows],  # type: ignore[index]
     "ids": lambda feed: feed._step.results.tokens.flatten(),
     "positions": StaticFeed._positions,

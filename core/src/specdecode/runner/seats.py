@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -89,8 +89,8 @@ class StepResults:
 class Seats:
     """State of up to ``shape.rows`` rows; ``[B]`` int64 unless said otherwise.
 
-    Requests sit down together, when nothing is under way, and their rows then move on by themselves. A
-    seat that is empty or whose row ended is not ``active``: it is computed along and changes nothing.
+    A request sits down with what the host knows of it, and its row then moves on by itself. A seat that is
+    empty or whose row ended is not ``active``: it is computed along and changes nothing.
     """
 
     def __init__(self, shape: SeatShape, device: torch.device) -> None:
@@ -120,59 +120,94 @@ class Seats:
             score=torch.zeros(rows, width, device=device),
         )
         self.faults = torch.zeros(1, dtype=torch.int64, device=device)  #: drafts cut, so far
-        self._known_blocks: list[int] = []  # of each seat, how many blocks the device knows
+        self._known_blocks = [0] * rows  # of each seat, how many blocks the device knows
 
-    def seat(self, requests: Sequence[Request], budgets: Sequence[int]) -> None:
-        """Sit ``requests`` down with their drafts; nothing may be under way."""
-        count, shape = len(requests), self.shape
-        table = np.zeros((shape.rows, shape.columns), np.int64)
-        for row, request in enumerate(requests):
-            table[row, : len(request.table.blocks)] = request.table.blocks
-        self._known_blocks = [len(request.table.blocks) for request in requests]
-        self.table.copy_(torch.from_numpy(table))
+    def seat(self, requests: Mapping[int, Request], budgets: Sequence[int]) -> None:
+        """Sit requests down, by seat, with their drafts; whoever sat there has ended.
 
-        def put(column: torch.Tensor, values: Sequence[float], rest: int = 0) -> None:
-            padded = torch.full((shape.rows,), rest, dtype=column.dtype)
-            padded[:count] = torch.tensor(values, dtype=column.dtype)
-            column.copy_(padded)
+        What is under way was enqueued before, and sees the seat as it was.
+        """
+        seated, shape = list(requests.values()), self.shape
+        rows = send(np.array(list(requests), np.int64), self.device)
 
-        params = [request.params for request in requests]
-        put(self.committed, [len(request.token_ids) for request in requests], 1)
-        put(self.limit, [request.limit for request in requests])
-        put(self.active, [1] * count)
-        put(self.budget, budgets)
-        put(self.last, [request.token_ids[-1] for request in requests])
-        put(self.seed, [request.seed for request in requests])
-        put(self.index, [request.index for request in requests])
-        put(self.temperature, [0.0 if own.greedy else own.temperature for own in params])
-        put(self.top_k, [own.top_k if 0 < own.top_k < shape.vocab_size else 0 for own in params])
-        put(self.top_p, [own.top_p for own in params], 1)
-        put(self.min_p, [own.min_p for own in params])
+        def put(columns: Sequence[torch.Tensor], values: Sequence[Sequence[float]], dtype: type) -> None:
+            sent = send(np.array(values, dtype), self.device)
+            for column, value in zip(columns, sent, strict=True):
+                column.index_copy_(0, rows, value)
+
+        params = [request.params for request in seated]
+        put(
+            (
+                self.committed,
+                self.limit,
+                self.active,
+                self.budget,
+                self.last,
+                self.seed,
+                self.index,
+                self.top_k,
+            ),
+            (
+                [len(request.token_ids) for request in seated],
+                [request.limit for request in seated],
+                [1] * len(seated),
+                budgets,
+                [request.token_ids[-1] for request in seated],
+                [request.seed for request in seated],
+                [request.index for request in seated],
+                [own.top_k if 0 < own.top_k < shape.vocab_size else 0 for own in params],
+            ),
+            np.int64,
+        )
+        put(
+            (self.temperature, self.top_p, self.min_p),
+            (
+                [0.0 if own.greedy else own.temperature for own in params],
+                [own.top_p for own in params],
+                [own.min_p for own in params],
+            ),
+            np.float32,
+        )
+        table = np.zeros((len(seated), shape.columns), np.int64)
+        for place, (row, request) in enumerate(requests.items()):
+            blocks = request.table.blocks
+            table[place, : len(blocks)] = blocks
+            self._known_blocks[row] = len(blocks)
+        self.table.index_copy_(0, rows, send(table, self.device))
         if self.history is not None:
-            longest = max(len(request.token_ids) for request in requests)
-            texts = np.zeros((count, longest), np.int32)
-            for row, request in enumerate(requests):
-                texts[row, : len(request.token_ids)] = request.token_ids
-            self.history[:count, :longest] = torch.from_numpy(texts).to(self.device)
-        self.put_drafts(requests)
+            longest = max(len(request.token_ids) for request in seated)
+            texts = np.zeros((len(seated), longest), np.int32)
+            for place, request in enumerate(seated):
+                texts[place, : len(request.token_ids)] = request.token_ids
+            self.history[:, :longest].index_copy_(0, rows, send(texts, self.device))
+        if shape.width:
+            ids, parents, lens = self._drafts_of(seated)
+            self.drafts.ids.index_copy_(0, rows, send(ids, self.device))
+            self.drafts.lens.index_copy_(0, rows, send(lens, self.device))
+            if shape.tree:
+                self.drafts.parents.index_copy_(0, rows, send(parents, self.device))
 
-    def put_drafts(self, requests: Sequence[Request | None]) -> None:
-        """Hand over the drafts that ``requests``, by seat, have on the host."""
-        shape = self.shape
-        if not shape.width:
-            return
-        ids = np.zeros((shape.rows, shape.width), np.int64)
-        parents = np.tile(np.arange(-1, shape.width - 1), (shape.rows, 1))
-        lens = np.zeros(shape.rows, np.int64)
+    def _drafts_of(self, requests: Sequence[Request | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids and parents ``[n, W]``, lens ``[n]`` of the drafts that requests have on the host."""
+        count, width = len(requests), self.shape.width
+        ids = np.zeros((count, width), np.int64)
+        parents = np.tile(np.arange(-1, width - 1), (count, 1))
+        lens = np.zeros(count, np.int64)
         for row, request in enumerate(requests):
             if request is not None and request.drafts:
                 lens[row] = len(request.drafts)
                 ids[row, : lens[row]] = request.drafts.ids
                 parents[row, : lens[row]] = request.drafts.parents
-        self.drafts.ids.copy_(send(ids, self.device))
-        self.drafts.lens.copy_(send(lens, self.device))
-        if shape.tree:
-            self.drafts.parents.copy_(send(parents, self.device))
+        return ids, parents, lens
+
+    def put_drafts(self, requests: Sequence[Request | None]) -> None:
+        """Hand over the drafts that ``requests``, the first seats', have on the host."""
+        ids, parents, lens = self._drafts_of(requests)
+        count = len(requests)
+        self.drafts.ids[:count].copy_(send(ids, self.device))
+        self.drafts.lens[:count].copy_(send(lens, self.device))
+        if self.shape.tree:
+            self.drafts.parents[:count].copy_(send(parents, self.device))
 
     def set_budgets(self, budgets: Sequence[int], active: Sequence[bool]) -> None:
         """Most drafts of each seat; a seat that is not ``active`` is given up for good."""
@@ -187,9 +222,9 @@ class Seats:
         """Tell the device of the blocks that the rows' tables grew by; None: nobody sits there."""
         news = [
             (row, column, blocks[column])
-            for row, (blocks, known) in enumerate(zip(tables, self._known_blocks, strict=True))
+            for row, blocks in enumerate(tables)
             if blocks is not None
-            for column in range(known, len(blocks))
+            for column in range(self._known_blocks[row], len(blocks))
         ]
         for start in range(0, len(news), _UPDATES):
             part = np.asarray(news[start : start + _UPDATES], np.int64)

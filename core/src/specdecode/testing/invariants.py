@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -80,10 +80,10 @@ class EngineWatch:
         self._arrivals[request] = len(self._arrivals)
         self._add(request)
 
-    def _watched_schedule(self) -> StepPlan:
+    def _watched_schedule(self, apart: Collection[Request] = ()) -> StepPlan:
         before = set(self.core.scheduler.running)
-        plan = self._schedule()
-        self._check_plan(plan)
+        plan = self._schedule(apart)
+        self._check_plan(plan, apart)
         admitted = [request for request in self.core.scheduler.running if request not in before]
         for waiting in self.core.scheduler.waiting:
             for request in () if waiting.waits_for_leader else admitted:
@@ -91,7 +91,7 @@ class EngineWatch:
         self.steps += bool(plan.rows)
         return plan
 
-    def _check_plan(self, plan: StepPlan) -> None:
+    def _check_plan(self, plan: StepPlan, apart: Collection[Request]) -> None:
         config = self.core.scheduler.config
         charged = sum(row.num_tokens + row.catch_up for row in plan.rows)
         assert charged <= config.max_num_batched_tokens, f"{charged} tokens in one step"
@@ -101,7 +101,8 @@ class EngineWatch:
             assert row.new >= 1 and row.catch_up >= 0 and row.start == request.computed
             assert row.start + row.num_tokens <= request.table.capacity, f"{request.id} has no slots"
             assert row.samples or not row.drafts, f"drafts behind an unfinished prompt of {request.id}"
-        active = [r for r in self.core.scheduler.running if not (r.at_limit or r.failed)]
+        running = self.core.scheduler.running
+        active = [r for r in running if not (r.at_limit or r.failed or r in apart)]
         if active and config.chunked_prefill:
             assert active[0] in {row.request for row in plan.rows}, "the eldest does not get on"
 

@@ -224,8 +224,8 @@ class Subject:
         scheduler, steady = core.scheduler, getattr(core, "steady", None)
         schedule = scheduler.schedule
 
-        def watched(**options: Any) -> Any:
-            plan = schedule(**options)
+        def watched(apart: Any = ()) -> Any:
+            plan = schedule(apart)
             self._witness.saw(plan)
             return plan
 
