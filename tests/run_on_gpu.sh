@@ -10,8 +10,8 @@
 #   exact      the same in bfloat16
 #   sanitizer  the kernels' tests under compute-sanitizer (TOOL=memcheck, racecheck, synccheck or initcheck)
 #
-# BUDGET seconds a stage (280), WORKERS processes (12; Triton compiles in each, and shares what it compiled
-# through its cache), PYTEST_ARGS for pytest. Ends with the number of stages that failed.
+# BUDGET seconds a stage (280; the sanitizer takes 150 at most), WORKERS processes (12; Triton compiles in each, and
+# shares what it compiled through its cache), PYTEST_ARGS for pytest. Ends with the number of stages that failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 BUDGET=${BUDGET:-280} WORKERS=${WORKERS:-12} TOOL=${TOOL:-memcheck}
@@ -37,25 +37,37 @@ engine() {
 lossless() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k "not bfloat16"; }
 exact() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k bfloat16; }
 
-# One process a file, several at a time. Without torch's own pool every tensor ends where its allocation does, so
-# that a read beyond it is seen; so nothing can be captured. SANITIZE chooses tests by name: by default those that
-# neither capture nor look for equal bits, without the largest shapes.
+# Without torch's own pool every tensor ends where its allocation does, so that a read beyond it is seen; so nothing
+# can be captured. SANITIZE chooses tests by name: by default those that neither capture nor look for equal bits, of
+# shapes that are small and of which most are no multiple of a tile. They run once without the tool, which would
+# slow down what Triton compiles, then under it in several processes: a file each, of the longest a part each.
 sanitizer() {
-  local logs failed=0 file name jobs=() names=()
+  local logs failed=0 file name part began=$SECONDS all=$((BUDGET < 150 ? BUDGET : 150)) jobs=() names=() parts=()
+  local chosen="${SANITIZE:-not bits and not graph and not captured and not 4096 and not 1024 and not 576 and not large and not compiles}"
   logs=$(mktemp -d)
+  local BUDGET=$((all / 2))
+  WORKERS=16 tests -m "not sweep" -k "$chosen" kernels/tests/test_gpu_*.py || failed=1
   for file in kernels/tests/test_gpu_*.py; do
     name=$(basename "$file" .py)
-    [ "$name" = test_gpu_compiles ] && continue
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 within compute-sanitizer --tool "$TOOL" --target-processes all \
-      --error-exitcode 86 --print-limit 20 python3 -m pytest -q -x -p no:cacheprovider "$file" \
-      -m "not sweep" -k "${SANITIZE:-not bits and not graph and not captured and not 4096}" ${MORE[@]+"${MORE[@]}"} >"$logs/$name" 2>&1 &
-    jobs+=($!) names+=("$name")
+    case $name in
+      *compiles) continue ;;
+      test_gpu_projection) parts=(queries gates additions every_kind "not queries and not gates and not additions and not every_kind") ;;
+      test_gpu_attention) parts=(windows "not windows") ;;
+      *) parts=(test) ;;
+    esac
+    for part in "${parts[@]}"; do
+      BUDGET=$((all - SECONDS + began))
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 within compute-sanitizer --tool "$TOOL" --target-processes all \
+        --error-exitcode 86 --print-limit 20 python3 -m pytest -q -x -p no:cacheprovider "$file" \
+        -m "not sweep" -k "($chosen) and ($part)" ${MORE[@]+"${MORE[@]}"} >"$logs/${#jobs[@]}" 2>&1 &
+      jobs+=($!) names+=("$name, $part")
+    done
   done
   for i in "${!jobs[@]}"; do
     wait "${jobs[$i]}"; local status=$?
     echo "-- $TOOL ${names[$i]}: $([ $status = 0 ] && echo clean || echo "status $status (86: errors, 124: out of time)")"
-    grep -E "ERROR SUMMARY|passed|failed" "$logs/${names[$i]}" | tail -2
-    [ $status = 0 ] || { failed=1; grep -E "=========|Error" "$logs/${names[$i]}" | head -40; }
+    grep -E "ERROR SUMMARY|passed|failed" "$logs/$i" | tail -2
+    [ $status = 0 ] || { failed=1; grep -E "=========|Error" "$logs/$i" | head -40; }
   done
   rm -rf "$logs"
   return $failed

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/tune.py --out tuned.json                the shape of Llama-3.1-8B, bf16, all classes
     python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
+    python benchmarks/gpu/tune.py --refine --merge tuned.json --out tuned.json     from the tiles in use on
 
 Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
 with attention and the output projection: alone, a product hides what it costs its neighbours. One
@@ -17,7 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -202,24 +203,61 @@ def candidates(kind: str, bound: int, *, quick: bool) -> list[Tile]:
     return found
 
 
-def start(shape: Shape, dtype: torch.dtype, bound: int) -> dict[str, Tile]:
-    return {name: by_rule(kind, dtype, inputs, bound) for name, (kind, _, inputs) in shape.products.items()}
+def refinements(tile: Tile, bound: int) -> list[Tile]:
+    """What a tile in use is compared with: the same loaded otherwise, and wide ones by boxes."""
+    if bound <= 64:
+        # what is waited for behind the loop is a good part of a short kernel
+        found = [replace(tile, early=True)]
+        if bound > 32:
+            found += [replace(tile, boxes=True), replace(tile, early=True, boxes=True)]
+        return found
+    found = [replace(tile, boxes=True), replace(tile, early=True), replace(tile, early=True, boxes=True)]
+    own = {96: [(64, 32)], 128: [(128, 0), (64, 0)], 192: [(128, 64), (64, 32)]}
+    for tokens in own.get(bound, [(256, 0), (128, 128), (128, 0)]):
+        wide = sum(tokens)
+        for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
+            if 32 <= rows * wide // (32 * warps) <= 192:  # registers of a thread that hold products
+                stages = (_SHARED - 1024) // ((rows + wide) * 128)
+                found += [
+                    Tile(rows, tokens, 64, count, warps, tile.prefetch, boxes=True)
+                    for count in (stages, stages - 1)
+                    if 2 <= count <= 8
+                ]
+    return found
 
 
-def plan(shape: Shape, dtype: torch.dtype, bound: int, *, quick: bool) -> dict[str, list[Tile]]:
+def start(shape: Shape, dtype: torch.dtype, bound: int, *, refine: bool) -> dict[str, Tile]:
+    """The tiles that others are compared with: by rule, or those in use."""
+    if not refine:
+        return {
+            name: by_rule(kind, dtype, inputs, bound) for name, (kind, _, inputs) in shape.products.items()
+        }
+    used = {
+        name: _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound)
+        for name, (kind, outputs, inputs) in shape.products.items()
+    }
+    return {name: tiles.fitted(tile, dtype.itemsize, _SHARED) for name, tile in used.items()}
+
+
+def plan(shape: Shape, dtype: torch.dtype, bound: int, *, quick: bool, refine: bool) -> dict[str, list[Tile]]:
     """Product -> its candidates, those alike once they are cut to what fits left out."""
     found: dict[str, list[Tile]] = {}
+    begun = start(shape, dtype, bound, refine=refine)
     for name, (kind, _, inputs) in shape.products.items():
         if name == "logits" and bound > MOST_LOGITS:
             continue
-        rule = by_rule(kind, dtype, inputs, bound)
-        tried = [tile for tile in candidates(kind, bound, quick=quick) if tile.inputs <= max(16, inputs)]
+        tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
+        tried = [tile for tile in tried if tile.inputs <= max(16, inputs)]
+        if kind == "product":  # nothing is added to it
+            tried = [tile for tile in tried if not tile.early]
         fitted = [tile for tile in tried if tiles.fitted(tile, dtype.itemsize, _SHARED) == tile]
-        found[name] = [tile for tile in dict.fromkeys(fitted) if tile != replace(rule, prefetch=0)]
+        own = begun[name] if refine else replace(begun[name], prefetch=0)
+        found[name] = [tile for tile in dict.fromkeys(fitted) if tile != own]
     return found
 
 
 _SHARED, _SMS = 232448, 132
+_CHOOSE = tiles.choose
 
 
 def use(shape: Shape, chosen: dict[str, Tile]) -> None:
@@ -254,12 +292,12 @@ def compile_ahead(task: tuple[Shape, torch.dtype, int, dict[str, Tile]]) -> str:
     return ""
 
 
-def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], *, quick: bool) -> None:
+def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], *, quick: bool, refine: bool) -> None:
     tasks = []
     for bound in bounds:
-        base = start(shape, dtype, bound)
+        base = start(shape, dtype, bound, refine=refine)
         tasks.append((shape, dtype, bound, base))
-        tried = plan(shape, dtype, bound, quick=quick)
+        tried = plan(shape, dtype, bound, quick=quick, refine=refine)
         for index in range(max(map(len, tried.values()))):
             changed = {name: found[index] for name, found in tried.items() if index < len(found)}
             tasks.append((shape, dtype, bound, {**base, **changed}))
@@ -311,11 +349,13 @@ class Timer:
         return statistics.median(before.elapsed_time(after) for before, after in events)
 
 
-def tune(layers: Layers, bound: int, *, quick: bool, deadline: float) -> tuple[dict[str, Tile], float, float]:
-    """The best tiles of a class, milliseconds by rule and with them."""
+def tune(
+    layers: Layers, bound: int, *, quick: bool, refine: bool, deadline: float
+) -> tuple[dict[str, Tile], float, float]:
+    """The best tiles of a class, milliseconds of those it begins with and of them."""
     shape, dtype = layers.shape, layers.dtype
     timer = Timer(layers, min(bound, MANY), replays=7 if quick else 11)
-    chosen = start(shape, dtype, bound)
+    chosen = start(shape, dtype, bound, refine=refine)
     timer(chosen)
     first = best = timer(chosen)
 
@@ -323,14 +363,16 @@ def tune(layers: Layers, bound: int, *, quick: bool, deadline: float) -> tuple[d
         nonlocal best, chosen
         if tile != chosen[name] and time.perf_counter() < deadline:
             taken = timer({**chosen, name: tile})
+            if refine:
+                print(f"    {name} {tile.values}: {taken:.4f} beside {best:.4f}", flush=True)
             if taken < best * (1 - MARGIN):
                 best, chosen = taken, {**chosen, name: tile}
 
-    for name, found in plan(shape, dtype, bound, quick=quick).items():
+    for name, found in plan(shape, dtype, bound, quick=quick, refine=refine).items():
         ahead = chosen[name].prefetch
         for tile in found:
             attempt(name, replace(tile, prefetch=ahead))
-        if bound <= 256:
+        if bound <= 256 and not refine:
             for amount in PREFETCHES:
                 attempt(name, replace(chosen[name], prefetch=amount))
     return chosen, first, best
@@ -357,13 +399,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
     parser.add_argument("--budget", type=float, default=150, help="seconds")
+    parser.add_argument("--refine", action="store_true", help="from the tiles in use: how they load")
     parser.add_argument("--quick", action="store_true", help="fewer candidates")
     arguments = parser.parse_args()
     began = time.perf_counter()
     shape, dtype = Shape.read(arguments.config), getattr(torch, arguments.dtype)
     wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
     bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))
-    compile_all(shape, dtype, bounds, quick=arguments.quick)
+    how = {"quick": arguments.quick, "refine": arguments.refine}
+    compile_all(shape, dtype, bounds, **how)
 
     a_layer = (
         sum(outputs * inputs for _, outputs, inputs in list(shape.products.values())[:4]) * dtype.itemsize
@@ -376,16 +420,14 @@ def main() -> None:
     for index, bound in enumerate(bounds):
         left = began + arguments.budget - time.perf_counter()
         deadline = time.perf_counter() + left / (len(bounds) - index)
-        chosen, first, best = tune(layers, bound, quick=arguments.quick, deadline=deadline)
+        chosen, first, best = tune(layers, bound, deadline=deadline, **how)
         print(f"up to {bound} tokens: {first:.4f} -> {best:.4f} ms; {rate(layers, bound, best)}", flush=True)
         for product, tile in chosen.items():
             if product == "logits" and bound > MOST_LOGITS:
                 continue
             kind, outputs, inputs = shape.products[product]
             print(f"    {product}: {tile}", flush=True)
-            rows, tokens, *rest = astuple(tile)
-            values = [rows, *tokens, *rest]
-            kinds.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = values
+            kinds.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = tile.values
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"{time.perf_counter() - began:.0f} s in all")
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -26,6 +26,8 @@ SHAPES = {
     "tiny": (48, 100, 3, 1, 24, 512, True),
 }
 QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("tiny", torch.float32, 17)]
+#: Loaded in other ways than by the tiles in use.
+LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16, 128, "boxes")]
 SWEEP = [
     (name, dtype, tokens)
     for dtype in (torch.bfloat16, torch.float32)
@@ -74,9 +76,30 @@ def compile_layer(shape, dtype, tokens):
     activation.gelu_tanh_and_mul(meta(tokens, 2 * inner, dtype=dtype))
 
 
+def load_by(how):
+    """Tiles that ask early for what they add, as they are otherwise; or one that is loaded in boxes."""
+    from specdec_kernels.projection import gpu, tiles
+
+    chosen, boxes = tiles.choose, gpu.boxes
+
+    def some(*wanted):
+        found = boxes(*wanted)
+        assert found is not None, wanted
+        return found
+
+    if how == "early":
+        tiles.choose = lambda *wanted: replace(chosen(*wanted), early=True)
+    else:
+        tiles.choose = lambda *_: tiles.Tile(128, (128, 0), 64, 5, 8, boxes=True)
+        gpu.boxes = some
+
+
 def compiled(cases):
     """What the kernels of ``cases`` need; compiled in a process of its own, as they are interpreted here."""
-    lines = [f"{name} {str(dtype).removeprefix('torch.')} {tokens}" for name, dtype, tokens in cases]
+    lines = [
+        " ".join((name, str(dtype).removeprefix("torch."), str(tokens), *how))
+        for name, dtype, tokens, *how in cases
+    ]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, __file__], input="\n".join(lines), env=environment, capture_output=True, text=True
@@ -102,6 +125,14 @@ def test_kernels_in_use_compile():
     check(kernels)
 
 
+def test_kernels_that_load_otherwise_compile():
+    kernels = compiled(LOADED)
+    assert {kernel["tokens"] for kernel in kernels} == {1, 128}
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED, kernel
+        assert kernel["stack"] <= 64, kernel  # none is in use before it is measured
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_of_every_shape_compile(name):
@@ -112,7 +143,9 @@ if __name__ == "__main__":
     from specdec_kernels.gpu.compiling import compiling_only
 
     for line in sys.stdin:
-        name, dtype, tokens = line.split()
+        name, dtype, tokens, *how = line.split()
+        for flag in how:
+            load_by(flag)
         with compiling_only() as kernels:
             compile_layer(SHAPES[name], getattr(torch, dtype), int(tokens))
         for kernel in kernels:

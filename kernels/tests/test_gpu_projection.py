@@ -11,6 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from specdec_kernels.projection import Stream, gpu, reference, tiles
+from specdec_kernels.projection.boxes import boxes
 from specdec_kernels.projection.tiles import Tile
 
 CARD = torch.cuda.is_available()
@@ -48,6 +49,7 @@ TINY = Shape(32, 48, 4, 2, 8, 8)
 ODD = Shape(100, 72, 3, 1, 24, 12, bias=True)  # nothing is a multiple of a tile
 NORMED = Shape(72, 40, 2, 1, 24, 24, bias=True, head_norm=True)
 SMALL = Shape(576, 200, 3, 1, 64, 64)
+WIDE = Shape(64, 72, 1, 1, 256, 256, bias=True)  # a tile is half a head
 LARGE = Shape(4096, 14336, 32, 8, 128, 128)  # of Llama-3.1-8B
 LARGE_NORMED = Shape(1024, 3072, 16, 8, 128, 128, head_norm=True)  # of Qwen3-0.6B
 #: A number of tokens of each class of tiles.
@@ -184,16 +186,74 @@ def test_embedding(width, dtype):
 
 @pytest.mark.parametrize(
     "tile",
-    [Tile(64, (32, 16), 32, 2, 4), Tile(128, (16, 0), 16, 2, 4), Tile(128, (32, 16), 64, 3, 4)],
+    [
+        Tile(64, (32, 16), 32, 2, 4),
+        Tile(128, (16, 0), 16, 2, 4),
+        Tile(128, (32, 16), 64, 3, 4),
+        Tile(64, (32, 16), 32, 2, 4, early=True),
+        Tile(64, (32, 16), 32, 2, 4, boxes=True),
+        Tile(128, (32, 16), 32, 2, 4, early=True, boxes=True),
+    ],
     ids=str,
 )
 def test_every_kind_of_tile(monkeypatch, tile, dtype):
     monkeypatch.setattr(tiles, "choose", lambda *_: tile)
-    test_queries_keys_and_values(ODD, 50, dtype)
-    test_queries_keys_and_values(NORMED, 50, dtype)
-    test_gates(ODD, 50, "silu", dtype)
-    test_additions_to_the_stream(ODD, 50, dtype)
+    shapes = (ODD, NORMED, *((WIDE,) if tile.boxes else ()))
+    for shape in shapes:
+        test_queries_keys_and_values(shape, 50, dtype)
+    for shape in shapes[1:] if tile.boxes else shapes[:1]:
+        test_gates(shape, 50, "silu", dtype)
+        test_additions_to_the_stream(shape, 50, dtype)
     test_products(100, dtype)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "rows", "pairs", "box"),
+    [
+        (150, 64, 128, 0, [128, 32]),
+        (150, 66, 64, 0, None),  # rows do not begin at multiples of 16 bytes
+        (512, 64, 512, 0, None),  # longer than a box may be
+        (400, 64, 128, 200, [64, 32]),  # halves of a gate, of which the last tile is not full
+        (400, 64, 64, 200, None),  # a half is less than an instruction takes
+        (5 * 128, 64, 128, 64, [64, 32]),  # a head
+        (5 * 64, 64, 128, 32, None),  # two heads, so four stretches of rows
+        (5 * 192, 64, 128, 96, None),  # a tile would begin in one head and end in the next
+    ],
+)
+def test_what_is_loaded_in_boxes(outputs, inputs, rows, pairs, box, dtype):
+    weight, x = (torch.zeros(count, inputs, dtype=torch.bfloat16, device=DEVICE) for count in (outputs, 7))
+    found = boxes(weight, x, Tile(rows, (32, 16), 32, 2, 4), pairs)
+    assert box == (found and found[0].block_shape)
+    if found is not None:
+        assert [part and part.block_shape for part in found[1:]] == [[32, 32], [16, 32]]
+
+
+@pytest.mark.skipif(not CARD, reason="the interpreter multiplies by numpy, whose bits depend on the shape")
+@pytest.mark.parametrize("how", [{"early": True}, {"boxes": True}, {"early": True, "boxes": True}], ids=str)
+@pytest.mark.parametrize("tokens", [1, 6, 40, 192, 300])
+def test_how_a_tile_is_loaded_changes_no_bits(monkeypatch, tokens, how, dtype):
+    chosen = tiles.choose
+    for shape in (LARGE, LARGE_NORMED, SMALL):
+        stream = a_stream(tokens, shape.hidden, dtype)
+        x = randn(tokens, shape.inner, seed=3, dtype=dtype)
+        gate, _ = weights(2 * shape.inner, shape.hidden, dtype)
+        down, _ = weights(shape.hidden, shape.inner, dtype)
+        gain = 1 + 0.3 * randn(shape.hidden, seed=9, dtype=dtype)
+
+        def run():
+            added = gpu.add_product(x, down, None, stream, gain)  # noqa: B023  called at once
+            return [
+                *qkv(gpu, shape, stream, dtype),  # noqa: B023
+                gpu.project_gate_up(stream, gate, None, eps=EPS, activation="silu"),  # noqa: B023
+                *(added.residual, added.scaled, added.squares[:, :tokens]),
+                gpu.product(x, down),  # noqa: B023
+            ]
+
+        monkeypatch.setattr(tiles, "choose", chosen)
+        expected = run()
+        monkeypatch.setattr(tiles, "choose", lambda *wanted: replace(chosen(*wanted), **how))
+        for got, wanted in zip(run(), expected, strict=True):
+            assert torch.equal(got, wanted)
 
 
 def test_tiles_are_the_tuned_ones_where_there_are_any(monkeypatch, dtype):
@@ -204,6 +264,9 @@ def test_tiles_are_the_tuned_ones_where_there_are_any(monkeypatch, dtype):
     try:
         tuned = Tile(128, (32, 16), 64, 5, 8, 1024)
         assert tiles.choose("add", dtype, "sm_90", 64, 96, 32) == tuned
+        assert Tile.parse(tuned.values) == tuned
+        assert Tile.parse([*tuned.values, 0, 1]) == replace(tuned, boxes=True)
+        assert Tile.parse(replace(tuned, early=True).values) == replace(tuned, early=True)
         for other in (("qkv", "sm_90", 32), ("add", "sm_80", 32), ("add", "sm_90", 16)):
             kind, card, bound = other
             assert tiles.choose(kind, dtype, card, 64, 96, bound) == tiles.by_rule(kind, dtype, 96, bound)

@@ -61,7 +61,8 @@ def project_qkv(
         bias: ``[(Hq + 2 Hkv) D]``.
         eps: of the norm in front and of the heads' norms.
         cos, sin: ``[P, R/2]`` float32 tables by position, contiguous, ``R <= D``.
-        positions: ``[T]`` int64, each below ``P``.
+        positions: ``[T]`` int64, each below ``P``. They and the slots may be read before the kernel right
+            before has ended, which must not write them.
         write_slots: ``[T]`` int64, ``block * block_size + offset``.
         key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the stream's dtype, contiguous.
         query_gain, key_gain: ``[D]``, both or neither.

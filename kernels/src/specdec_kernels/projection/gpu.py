@@ -8,7 +8,9 @@ import torch
 
 from ..gpu import launch
 from . import tiles
-from .fused import add_kernel, embed_kernel, gate_up_kernel, normalize_kernel, product_kernel, qkv_kernel
+from .boxes import boxes
+from .fused import add_kernel, embed_kernel, gate_up_kernel, normalize_kernel, product_kernel
+from .heads import qkv_kernel
 from .stream import Stream
 from .tiles import Tile
 
@@ -57,9 +59,10 @@ def project_qkv(
     tile = _tile("qkv", x, weight, held)
     _launch(
         qkv_kernel,
-        *(tile, 2 * heads * pairs, tokens, weight, x, bias, stream.squares, stream.squares.stride(0)),
+        *(tile, 2 * heads * pairs, weight, x, bias, stream.squares, stream.squares.stride(0)),
         *(cos, sin, positions, write_slots, query_gain, key_gain, query, key_cache, value_cache),
         scalars=(eps,),
+        pairs=pairs if 2 * pairs == dim and (not rotate or 2 * cos.shape[1] == dim) else None,
         K=x.shape[1],
         HQ=heads - 2 * kv_heads,
         HKV=kv_heads,
@@ -79,9 +82,10 @@ def project_gate_up(
     if tokens:
         _launch(
             gate_up_kernel,
-            *(_tile("gate_up", x, weight), 2 * size, tokens, weight, x, bias),
+            *(_tile("gate_up", x, weight), 2 * size, weight, x, bias),
             *(stream.squares, stream.squares.stride(0), y),
             scalars=(eps,),
+            pairs=size,
             N=size,
             K=x.shape[1],
             GELU=activation == "gelu_tanh",
@@ -98,7 +102,7 @@ def add_product(
     if tokens:
         _launch(
             add_kernel,
-            *(_tile("add", x, weight), width, tokens, weight, x, bias, stream.residual, gain),
+            *(_tile("add", x, weight), width, weight, x, bias, stream.residual, gain),
             *(new.residual, new.scaled, new.squares, new.squares.stride(0)),
             N=width,
             K=inputs,
@@ -122,7 +126,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     y = x.new_empty(tokens, outputs)
     if tokens:
         tile = _tile("product", x, weight)
-        _launch(product_kernel, tile, outputs, tokens, weight, x, bias, y, N=outputs, K=inputs)
+        _launch(product_kernel, tile, outputs, weight, x, bias, y, N=outputs, K=inputs)
     return y
 
 
@@ -136,21 +140,26 @@ def _launch(
     kernel: Any,
     tile: Tile,
     rows: int,
-    tokens: int,
     weight: torch.Tensor,
+    x: torch.Tensor,
     *tensors: Any,
     scalars: tuple[float, ...] = (),
+    pairs: int | None = 0,
     **constants: Any,
 ) -> None:
-    """Launch a product whose tiles cover ``rows`` weight rows and ``tokens`` tokens."""
+    """Launch a product whose tiles cover ``rows`` weight rows and all tokens.
+
+    ``pairs``: as of :func:`boxes`; None: the tiles' rows cannot be had in boxes.
+    """
     row_bytes = weight.shape[1] * weight.element_size()
     # a copy in bulk wants multiples of 16 bytes; a row may be shared by two threads
     ahead = min(tile.prefetch, row_bytes) // 32 * 32 if row_bytes % 16 == 0 else 0
-    columns = -(-tokens // sum(tile.tokens))
+    columns = -(-x.shape[0] // sum(tile.tokens))
+    by = boxes(weight, x, tile, pairs) if tile.boxes and pairs is not None else None
     launch(
         kernel,
         (-(-rows // tile.rows) * columns,),
-        *(weight, *tensors, tokens, ahead, *scalars),
+        *(weight, x, *(by or (None, None, None)), *tensors, x.shape[0], ahead, *scalars),
         **constants,
         ROWS=tile.rows,
         B0=tile.tokens[0],
@@ -160,6 +169,7 @@ def _launch(
         GROUP=_GROUP,
         # weights that no other program reads make room for what is read again
         EVICT="evict_first" if columns == 1 else "",
+        EARLY=tile.early,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

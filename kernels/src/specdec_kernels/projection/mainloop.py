@@ -51,6 +51,10 @@ def prefetch(W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr):
 def accumulate(
     W,
     X,
+    WB,
+    XB0,
+    XB1,
+    n,
     rows,
     m,
     M,
@@ -66,20 +70,28 @@ def accumulate(
     """Weight rows ``rows`` times tokens from ``m`` on: ``[ROWS, B0]``, and ``[ROWS, B1]`` of those behind.
 
     Two accumulators, since a tile's side is a power of two: 96 tokens are 64 and 32. The next kernel
-    is let in when the last weights are on their way.
+    is let in when the last weights are on their way. ``WB``, ``XB0``, ``XB1``: descriptors to load by, of
+    the weights, whose tile ``n`` this is, and of both parts of the tokens; None: by addresses.
     """
     k0 = tl.arange(0, BK)
-    w = W + rows.to(tl.int64)[:, None] * K + k0[None, :]
-    m0 = m + tl.arange(0, B0)
-    x0 = X + m0.to(tl.int64)[None, :] * K + k0[:, None]
+    if WB is None:
+        w = W + rows.to(tl.int64)[:, None] * K + k0[None, :]
+        m0 = m + tl.arange(0, B0)
+        x0 = X + m0.to(tl.int64)[None, :] * K + k0[:, None]
     a0 = tl.zeros((ROWS, B0), tl.float32)
     if B1 > 0:
-        m1 = m + B0 + tl.arange(0, B1)
-        x1 = X + m1.to(tl.int64)[None, :] * K + k0[:, None]
+        if WB is None:
+            m1 = m + B0 + tl.arange(0, B1)
+            x1 = X + m1.to(tl.int64)[None, :] * K + k0[:, None]
         a1 = tl.zeros((ROWS, B1), tl.float32)
     LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
     for k in tl.range(0, K, BK, num_stages=STAGES):
-        if K % BK == 0:
+        if WB is not None:  # what lies outside of a tensor comes as zero
+            weight = WB.load([n * ROWS, k])
+            a0 = tl.dot(weight, tl.trans(XB0.load([m, k])), a0, input_precision="ieee")
+            if B1 > 0:
+                a1 = tl.dot(weight, tl.trans(XB1.load([m + B0, k])), a1, input_precision="ieee")
+        elif K % BK == 0:
             weight = tl.load(w + k, eviction_policy=EVICT)
             a0 = tl.dot(
                 weight, tl.load(x0 + k, mask=(m0 < M)[None, :], other=0.0), a0, input_precision="ieee"
@@ -105,6 +117,51 @@ def accumulate(
 
 
 @triton.jit
+def accumulate_pairs(
+    WB,
+    XB0,
+    XB1,
+    low,
+    high,
+    m,
+    K: tl.constexpr,
+    HALF: tl.constexpr,
+    B0: tl.constexpr,
+    B1: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The same by descriptors, of ``HALF`` weight rows from ``low`` and from ``high`` on: as :func:`halves`.
+
+    Two products, since a box is of rows that follow each other.
+    """
+    x0 = tl.zeros((HALF, B0), tl.float32)
+    y0 = tl.zeros((HALF, B0), tl.float32)
+    if B1 > 0:
+        x1 = tl.zeros((HALF, B1), tl.float32)
+        y1 = tl.zeros((HALF, B1), tl.float32)
+    LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
+    for k in tl.range(0, K, BK, num_stages=STAGES):
+        one = WB.load([low, k])
+        other = WB.load([high, k])
+        tokens = tl.trans(XB0.load([m, k]))
+        x0 = tl.dot(one, tokens, x0, input_precision="ieee")
+        y0 = tl.dot(other, tokens, y0, input_precision="ieee")
+        if B1 > 0:
+            behind = tl.trans(XB1.load([m + B0, k]))
+            x1 = tl.dot(one, behind, x1, input_precision="ieee")
+            y1 = tl.dot(other, behind, y1, input_precision="ieee")
+        if PDL:  # noqa: SIM102  one is known when it is compiled
+            if k == LAST:
+                cuda.gdc_launch_dependents()
+    if B1 > 0:
+        return x0, y0, x1, y1
+    else:
+        return x0, y0, x0, y0
+
+
+@triton.jit
 def paired(i):
     """Row ``i`` of a tile of pairs: its pair, and which half. The halves are 8 rows apart.
 
@@ -121,12 +178,23 @@ def halves(a, ROWS: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def reciprocal_rms(SQUARES, stride, m, M, eps, H: tl.constexpr, B: tl.constexpr):
-    """``1 / rms`` of tokens ``m`` from the partial sums of their squares: ``[1, B]``."""
+def partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
+    """What :func:`reciprocal_rms` adds up: ``[8, B]`` of each eight rows of the partial sums."""
     PARTS: tl.constexpr = (H + 63) // 64
     j = tl.arange(0, 8)[:, None]
-    total = tl.zeros((8, B), tl.float32)
-    for t in tl.static_range(0, PARTS, 8):
+    there = (j < PARTS) & (m < M)[None, :]
+    parts = (tl.load(SQUARES + j * stride + m[None, :], mask=there, other=0.0),)
+    for t in tl.static_range(8, PARTS, 8):
         there = (t + j < PARTS) & (m < M)[None, :]
-        total += tl.load(SQUARES + (t + j) * stride + m[None, :], mask=there, other=0.0)
+        eight = tl.load(SQUARES + (t + j) * stride + m[None, :], mask=there, other=0.0)
+        parts = parts + (eight,)  # type: ignore[assignment]  # noqa: RUF005  Triton does not unpack
+    return parts
+
+
+@triton.jit
+def reciprocal_rms(parts, eps, H: tl.constexpr, B: tl.constexpr):
+    """``1 / rms`` of tokens from the partial sums of their squares: ``[1, B]``."""
+    total = tl.zeros((8, B), tl.float32)
+    for t in tl.static_range(len(parts)):
+        total += parts[t]
     return tl.rsqrt(tl.fma(tree_sum(total, 8, B, 8), 1.0 / H, eps))

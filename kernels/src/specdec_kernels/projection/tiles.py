@@ -25,6 +25,10 @@ class Tile:
         stages: steps in flight.
         warps: of a program.
         prefetch: bytes of each weight row that are brought into L2 before the kernel ahead has ended.
+        early: what is added to or scales the products is asked for before the loop, not behind it.
+        boxes: weights and tokens are loaded by tensor descriptors (TMA) where their shapes allow it.
+
+    None of them changes a bit of a product.
     """
 
     rows: int
@@ -33,11 +37,20 @@ class Tile:
     stages: int
     warps: int
     prefetch: int = 0
+    early: bool = False
+    boxes: bool = False
 
     @staticmethod
     def parse(values: Any) -> Tile:
-        rows, first, second, inputs, stages, warps, prefetch = values
-        return Tile(rows, (first, second), inputs, stages, warps, prefetch)
+        """Of :attr:`values`, where what is off by default may be left out."""
+        rows, first, second, inputs, stages, warps, prefetch, *how = values
+        return Tile(rows, (first, second), inputs, stages, warps, prefetch, *map(bool, how))
+
+    @property
+    def values(self) -> list[int]:
+        """Rows, both parts of the tokens, inputs, stages, warps, prefetch; the flags if one is on."""
+        how = [int(self.early), int(self.boxes)] if self.early or self.boxes else []
+        return [self.rows, *self.tokens, self.inputs, self.stages, self.warps, self.prefetch, *how]
 
 
 def token_class(tokens: int) -> int:
