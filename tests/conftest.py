@@ -141,6 +141,7 @@ class Lab:
             "ngram": of(method="ngram", prompt_lookup_min=1, prompt_lookup_max=3),
             "self-draft": of(method="scripted-self-draft"),
             "small-draft": of(method="scripted-small-draft", model=str(self.draft)),
+            "draft-model": of(method="draft_model", model=str(self.draft)),
             "eagle": eagle,
             "eagle-fixed-tree": {
                 "method": "scripted-eagle",

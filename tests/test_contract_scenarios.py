@@ -17,6 +17,7 @@ METHODS = (
     "ngram",
     "self-draft",
     "small-draft",
+    "draft-model",
     "eagle",
     "eagle-fixed-tree",
     "eagle-grown-tree",

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DISTRIBUTIONS = {"specdec_core": "core", "specdec_kernels": "kernels", "specdec_ngram": "plugins/ngram"}
+DISTRIBUTIONS = {
+    "specdec_core": "core",
+    "specdec_kernels": "kernels",
+    "specdec_ngram": "plugins/ngram",
+    "specdec_draft": "plugins/draft",
+    "specdec_eagle": "plugins/eagle",
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +67,8 @@ def test_generation_works_from_the_wheels(wheels, tmp_path):
     site = tmp_path / "site"
     environment = unpacked(wheels, site, *wheels)
     code = f"""
-import specdecode, specdec_kernels, specdec_ngram
-for module in (specdecode, specdec_kernels, specdec_ngram):
+import specdecode, specdec_draft, specdec_eagle, specdec_kernels, specdec_ngram
+for module in (specdecode, specdec_draft, specdec_eagle, specdec_kernels, specdec_ngram):
     assert module.__file__.startswith({str(site)!r}), module.__file__
 from specdecode import LLM, SamplingParams
 from specdecode.testing.tiny import tiny_checkpoint
@@ -74,6 +80,10 @@ def run(**keywords):
 plain = run()
 assert len(plain) == 12
 assert plain == run(speculative_config={{"method": "ngram", "num_speculative_tokens": 4}})
+assert plain == run(speculative_config={{"model": str(path), "num_speculative_tokens": 4}})
+from specdec_eagle.testing import write_head
+head = write_head({str(tmp_path / "head")!r}, "eagle", path)
+assert plain == run(speculative_config={{"model": str(head), "num_speculative_tokens": 4}})
 print("same")
 """
     assert python(environment, code, tmp_path).strip() == "same"

@@ -1,4 +1,4 @@
-"""On a GPU: what the conformance kit can see only there, of ngram and of the scripted device proposers."""
+"""On a GPU: what the conformance kit can see only there, of every method that works on the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,32 @@ scripted.install()
 
 FOUR = {"num_speculative_tokens": 4}
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 0, 0]]
+
+
+def head(layout, **keys):
+    """Keys of an EAGLE head that is written for the kit's target of 2 layers."""
+
+    def config(toy):
+        from specdec_eagle.testing import write_head
+
+        aux = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if layout == "eagle3" else {}
+        path = write_head(toy.path.parent / f"head-{layout}", layout, toy.path, **aux)
+        return {"model": str(path), **keys}
+
+    return config
+
+
 METHODS = {
     "ngram": ("ngram", {**FOUR, "prompt_lookup_min": 1, "prompt_lookup_max": 3}),
     "self-draft": ("scripted-self-draft", FOUR),
+    "draft-model": ("draft_model", lambda toy: {**FOUR, "model": str(toy.path), "max_model_len": 64}),
+    "eagle-head": ("eagle", head("eagle", **FOUR)),
+    "eagle-head-tree": ("eagle", head("eagle", speculative_token_tree=TREE)),
+    "eagle3-head": ("eagle3", head("eagle3", **FOUR)),
+    "eagle3-head-grown-tree": (
+        "eagle3",
+        head("eagle3", num_speculative_tokens=9, tree_top_k=3, tree_depth=4),
+    ),
     "eagle": ("scripted-eagle", FOUR),
     "eagle3": ("scripted-eagle", {**FOUR, "three_taps": True}),
     "eagle-tree": ("scripted-eagle", {"num_speculative_tokens": len(TREE), "tree": TREE}),

@@ -40,7 +40,7 @@ def test_h22_a_key_of_another_method(faults):
     assert "speculative_config.wrong_at is not a known key" in message
 
 
-@pytest.mark.parametrize("method", ["suffix", "eagle3"])
+@pytest.mark.parametrize("method", ["suffix", "medusa"])
 def test_h22_a_known_method_that_is_not_installed(faults, method):
     from specdecode.plugins.hints import known_methods
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from ..contract import (
     EMBED,
     EXTRA_LAYERS,
     LM_HEAD,
+    CheckpointInfo,
     ConfigError,
     Needs,
     Proposer,
@@ -35,7 +37,7 @@ from ..kv import BlockPool
 from ..kv.store import KVStore, LayerShape, draft_layers
 from ..layers import RotatingBackend
 from ..layers.flashinfer_backend import flashinfer_backend
-from ..plugins import PluginManager, Prepared, default_manager, prepare
+from ..plugins import PluginManager, Prepared, default_manager, prepare, read_checkpoint
 from ..runner.graphs import row_buckets
 from ..runner.profiling import measure_steps
 from ..runner.runner import ModelRunner
@@ -210,7 +212,7 @@ def _manager(args: EngineArgs) -> PluginManager:
 def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetInfo) -> Prepared | None:
     if args.speculative_config is None:
         return None
-    prepared = prepare(manager, args.speculative_config, target)
+    prepared = prepare(manager, args.speculative_config, target, reader=_read_draft)
     verification = _rule(prepared)
     if args.shadow_rate and (verification.weigh is not None or not verification.lossless):
         raise Unsupported(
@@ -227,6 +229,16 @@ def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetIn
             verification.name,
         )
     return prepared
+
+
+def _read_draft(
+    path: str | Path, revision: str | None = None, *, field: str = "speculative_config.model"
+) -> CheckpointInfo:
+    """The headers of a draft checkpoint; a GGUF file is converted first, as a target is."""
+    given = Path(path).expanduser()
+    if given.is_file() and given.suffix == ".gguf":
+        path = models.resolve_model(given).path
+    return read_checkpoint(path, revision, field=field)
 
 
 def _rule(prepared: Prepared | None) -> Rule:

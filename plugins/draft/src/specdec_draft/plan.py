@@ -1,0 +1,90 @@
+"""What a draft model needs of core, and everything that can be refused before a weight is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+from specdecode.contract import KVSpec, Needs, Place, PlanContext, Probs, Ranks, Unsupported
+
+from .checkpoint import DraftShape, describe
+from .config import DraftModelConfig
+from .vocabulary import Vocabulary, match_vocabularies
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """A draft that fits its target."""
+
+    folder: Path
+    shape: DraftShape
+    vocabulary: Vocabulary
+    dtype: str  #: torch's name of it
+    context: int  #: longest text that it drafts for
+
+
+def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
+    """Fit a draft to its target.
+
+    Raises:
+        Unsupported, ConfigError: the reason.
+    """
+    target, draft = context.target, context.draft
+    if draft is None:
+        raise Unsupported("a draft model needs a checkpoint: set model")
+    ranks = config.draft_tensor_parallel_size or 1
+    if ranks != 1 or target.tensor_parallel_size != 1:
+        raise Unsupported(
+            "a draft model runs on one device in this version: leave draft_tensor_parallel_size and "
+            f"tensor_parallel_size at 1, got {ranks} and {target.tensor_parallel_size}"
+        )
+    shape = describe(draft)
+    dtype = config.dtype or ("bfloat16" if config.quantization else target.dtype)
+    if config.quantization and (
+        dtype != "bfloat16" or not target.device.startswith("cpu") or not shape.native
+    ):
+        raise Unsupported(
+            f"quantization={config.quantization!r} of a draft works on a CPU, in bfloat16 and for the native "
+            f"families, got device {target.device!r} and dtype {dtype!r}: leave quantization or dtype out"
+        )
+    if config.max_model_len is not None and config.max_model_len > shape.context:
+        raise Unsupported(
+            f"max_model_len of the draft must be at most {shape.context}, its context length, "
+            f"got {config.max_model_len}"
+        )
+    return Plan(
+        folder=draft.path,
+        shape=shape,
+        vocabulary=match_vocabularies(Path(target.path), draft.path, target.vocab_size, shape.vocab_size),
+        dtype=dtype,
+        context=min(config.max_model_len or shape.context, target.max_model_len),
+    )
+
+
+def needs(config: DraftModelConfig, context: PlanContext) -> Needs:
+    """Draft layers on the target's block table, for a chain.
+
+    The step can be captured where the native decoder's kernels run it and where no probabilities are
+    weighed, which the host does.
+    """
+    made = plan(config, context)
+    length = config.num_speculative_tokens
+    weighed = context.probs is Probs.FULL and config.draft_sample_method == "probabilistic"
+    dim = made.shape.head_dim
+    return Needs(
+        width=length,
+        depth=length,
+        place=Place.DEVICE,
+        ranks=Ranks.ALL,
+        probs=Probs.FULL if weighed else Probs.NONE,
+        graphs=made.shape.native and made.dtype != "float16" and context.probs is Probs.NONE,
+        kv=(
+            KVSpec(
+                layers=made.shape.layers,
+                heads=made.shape.heads,
+                k_dim=dim,
+                v_dim=dim,
+                dtype=None if made.dtype == context.target.dtype else made.dtype,
+            ),
+        ),
+    )

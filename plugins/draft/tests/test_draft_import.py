@@ -1,0 +1,13 @@
+"""What importing the plugin costs."""
+
+import subprocess
+import sys
+
+
+def test_the_plugin_and_its_plan_import_no_torch():
+    code = (
+        "import sys; import specdec_draft.plugin; light = set(sys.modules); import specdec_draft.plan; "
+        "print('numpy' in light, [m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "[]"]

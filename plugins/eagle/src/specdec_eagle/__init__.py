@@ -1,0 +1,1 @@
+"""EAGLE heads: a decoder layer on the target's own hidden states drafts chains and trees."""

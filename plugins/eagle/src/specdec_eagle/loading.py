@@ -1,0 +1,88 @@
+"""A head with the weights of its checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from specdecode.contract import EMBED, LM_HEAD, ConfigError, TargetHandle
+from specdecode.layers.linear import Linear
+from specdecode.layers.packed import dense_form
+from specdecode.models import DecoderLayer
+
+from .head import EagleHead
+from .spec import HeadSpec
+
+#: Rows of a table compared at a time.
+_ROWS = 1 << 14
+#: What a drafter has no use for, or has read already.
+_MAPS = frozenset({"d2t", "t2d", "token_map"})
+
+
+@torch.inference_mode()
+def load_head(spec: HeadSpec, target: TargetHandle) -> EagleHead:
+    """Build the head on the target's device, in its dtype, and fill it.
+
+    A table of embeddings that is a copy of the target's is dropped, and the target's used.
+
+    Raises:
+        ConfigError: the files hold less than their headers said.
+    """
+    head = EagleHead(
+        spec,
+        target_embed=target.modules.get(EMBED),
+        target_lm_head=target.modules.get(LM_HEAD),
+        max_model_len=target.info.max_model_len,
+        dtype=target.dtype,
+        device=target.device,
+    )
+    stored = {name: canonical for canonical, name in spec.names.items()}
+    missing = set(spec.names) - _MAPS
+    for name, tensor in target.load_weights(spec.path):
+        canonical = stored.get(name)
+        if canonical is None or canonical in _MAPS:
+            continue
+        _fill(head, canonical, tensor)
+        missing.discard(canonical)
+    if missing:
+        raise ConfigError(f"the checkpoint {spec.path} lost {', '.join(sorted(missing))} while it was read")
+    if head.embed_tokens is not None and _is_copy(head.embed_tokens, head.target_embed, spec.vocab_size):
+        head.embed_tokens = None
+    if target.device.type == "cpu" and (form := dense_form(target.dtype, exact=False)) is not None:
+        for module in head.modules():
+            if isinstance(module, Linear):
+                module.pack(form)
+    return head.eval()
+
+
+def _fill(head: EagleHead, canonical: str, tensor: torch.Tensor) -> None:
+    path, kind = canonical.rsplit(".", 1)
+    if path in ("embed_tokens", "lm_head"):
+        _fill_rows(getattr(head, path).weight.data, tensor)
+        return
+    if path == "layers.0.hidden_norm":
+        path = "hidden_norm"
+    part = None
+    if path.startswith("layers."):
+        _, layer, module = path.split(".", 2)
+        module, part = DecoderLayer.FUSED.get(module, (module, None))
+        path = f"layers.{layer}.{module}"
+    module_: Any = head.get_submodule(path)
+    module_.load(kind, tensor, part)
+
+
+def _fill_rows(table: torch.Tensor, tensor: torch.Tensor) -> None:
+    """A table whose padding may be another: rows beyond it are left out, missing ones are 0."""
+    rows = min(len(table), len(tensor))
+    table[:rows] = tensor[:rows].to(table.device, table.dtype)
+    table[rows:] = 0
+
+
+def _is_copy(own: Any, theirs: Any, vocab_size: int) -> bool:
+    if theirs is None:
+        return False
+    for start in range(0, vocab_size, _ROWS):
+        ids = torch.arange(start, min(start + _ROWS, vocab_size), device=own.weight.device)
+        if not torch.equal(own(ids), theirs(ids)):
+            return False
+    return True

@@ -1,0 +1,237 @@
+"""Tiny untrained heads in every public layout, for tests: exact names and fields, milliseconds to load.
+
+Random weights, but arranged so that the logits follow from the last token's embedding: over a target whose
+next token does too (``specdecode.testing.tiny``) drafts are accepted now and then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Layout -> its method.
+LAYOUTS = {
+    "eagle": "eagle",  # yuhuili/EAGLE-*
+    "eagle-norms": "eagle",  # HASS, and EAGLE with norms of its own
+    "eagle-vllm": "eagle",  # old conversions for vLLM
+    "eagle-speculators": "eagle",
+    "eagle-speculators-norms": "eagle",
+    "eagle3": "eagle3",  # yuhuili/EAGLE3-*, SpecForge
+    "eagle3-speculators": "eagle3",  # RedHatAI/*-speculator.eagle3
+}
+
+_STD = 0.02
+
+
+def write_head(
+    path: str | Path,
+    layout: str,
+    target: str | Path,
+    *,
+    draft_vocab: int | None = None,
+    embed: bool = False,
+    lm_head: bool | None = None,
+    taps: int = 3,
+    layers: int = 1,
+    hidden_size: int | None = None,
+    fc: bool = True,
+    fc_bias: bool = False,
+    input_norm: bool = False,
+    fc_norm: bool = False,
+    seed: int = 0,
+    drop: tuple[str, ...] = (),
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    **config: Any,
+) -> Path:
+    """Write the checkpoint of a head for ``target``; equal arguments, equal files.
+
+    Args:
+        path: directory, made if it is not there.
+        layout: a key of :data:`LAYOUTS`.
+        target: checkpoint of a model in Hugging Face's format.
+        draft_vocab: rows of a reduced vocabulary (EAGLE-3), with ``d2t`` and ``t2d``.
+        embed: whether a table of embeddings comes along.
+        lm_head: whether an output layer does; None: as the layout has it.
+        taps: hidden states that EAGLE-3 joins.
+        layers: decoder layers.
+        hidden_size: of the head; None: the target's.
+        fc: whether EAGLE-3 has an ``fc``.
+        fc_bias, input_norm, fc_norm: optional tensors.
+        drop: names of tensors to leave out.
+        tensors: further tensors, or others.
+        config: further fields of the top level of ``config.json``; None takes one out.
+
+    Returns:
+        ``path``.
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    model = json.loads((Path(target) / "config.json").read_text("utf-8"))
+    weights = _load(Path(target))
+    hidden = hidden_size or model["hidden_size"]
+    eagle3 = LAYOUTS[layout] == "eagle3"
+    norms = layout.endswith("norms")
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, std: float = _STD) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * std
+
+    def norm(size: int = hidden) -> torch.Tensor:
+        return 1.0 + 0.1 * torch.randn(size, generator=generator)
+
+    held: dict[str, torch.Tensor] = {}
+    if eagle3:
+        if fc:
+            held["fc.weight"] = normal(hidden, taps * model["hidden_size"])
+        held["norm.weight"] = norm()
+    else:
+        held["fc.weight"] = normal(hidden, 2 * hidden) + torch.eye(hidden, 2 * hidden)
+    if fc_bias:
+        held["fc.bias"] = normal(hidden)
+    if input_norm:
+        held["input_norm.weight"] = norm(taps * model["hidden_size"])
+    if fc_norm:
+        held |= {f"fc_norm.{tap}.weight": norm(model["hidden_size"]) for tap in range(taps)}
+    for layer in range(layers):
+        held |= {
+            f"layers.{layer}.{name}": tensor
+            for name, tensor in _layer(hidden, wide=eagle3 and layer == 0, normal=normal).items()
+        }
+        held[f"layers.{layer}.post_attention_layernorm.weight"] = norm()
+        if eagle3 or norms or layer:
+            held[f"layers.{layer}.input_layernorm.weight"] = norm()
+    if eagle3:
+        held["layers.0.hidden_norm.weight"] = norm()
+    if norms:
+        held |= {"embedding_layernorm.weight": norm(), "pre_lm_head_layernorm.weight": norm()}
+    table = weights["model.embed_tokens.weight"]
+    if embed:
+        other = hidden_size is not None or eagle3
+        held["embed_tokens.weight"] = normal(len(table), hidden) if other else table.clone()
+    if eagle3 if lm_head is None else lm_head:
+        rows = weights.get("lm_head.weight", table)
+        if hidden_size is not None:
+            rows = normal(len(rows), hidden, std=8 * _STD)
+        held["lm_head.weight"] = rows.clone()
+    if draft_vocab is not None:
+        kept = torch.randperm(len(table), generator=generator)[:draft_vocab].sort().values
+        held["d2t"] = kept - torch.arange(draft_vocab)
+        held["t2d"] = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, kept, True)
+        if "lm_head.weight" in held:
+            held["lm_head.weight"] = held["lm_head.weight"][kept].contiguous()
+    held = {_stored(layout, name): tensor for name, tensor in held.items()}
+    held |= dict(tensors or {})
+    from safetensors.torch import save_file
+
+    kept_tensors = {name: tensor.contiguous() for name, tensor in held.items() if name not in drop}
+    save_file(kept_tensors, path / "model.safetensors", metadata={"format": "pt"})
+    fields = _config(layout, model, hidden, layers, draft_vocab, input_norm, fc_norm) | config
+    fields = {key: value for key, value in fields.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _layer(hidden: int, *, wide: bool, normal: Any) -> dict[str, torch.Tensor]:
+    """A layer whose tokens see themselves above all, and pass their own embedding on."""
+    inputs = 2 * hidden if wide else hidden
+    own = torch.eye(hidden, inputs)
+    # A wide layer's inputs are normed; the others' are small, or their attention would not be seen.
+    seeing, passing, std, spread = (2.0, 1.0, _STD, _STD) if wide else (0.0, 0.0, 1.0, 0.1)
+    return {
+        "self_attn.q_proj.weight": normal(hidden, inputs, std=std) + seeing * own,
+        "self_attn.k_proj.weight": normal(hidden, inputs, std=std) + seeing * own,
+        "self_attn.v_proj.weight": normal(hidden, inputs, std=spread) + passing * own,
+        "self_attn.o_proj.weight": normal(hidden, hidden, std=spread) + passing * torch.eye(hidden),
+        "mlp.gate_proj.weight": normal(2 * hidden, hidden, std=0.1),
+        "mlp.up_proj.weight": normal(2 * hidden, hidden, std=0.1),
+        "mlp.down_proj.weight": normal(hidden, 2 * hidden),
+    }
+
+
+def _stored(layout: str, name: str) -> str:
+    if layout.startswith("eagle-speculators"):
+        return name.replace("fc.", "fusion_fc.", 1).replace("layers.0.", "transformer.", 1)
+    if layout == "eagle3":
+        return name.replace("layers.0.", "midlayer.", 1)
+    if layout == "eagle-norms":
+        renamed = {
+            "embedding_layernorm.weight": "embed_layernorm.weight",
+            "pre_lm_head_layernorm.weight": "lm_head_layernorm.weight",
+            "layers.0.input_layernorm.weight": "hidden_layernorm.weight",
+        }
+        return renamed.get(name, name)
+    if layout == "eagle-vllm" and name.startswith(("layers.", "embed_tokens.")):
+        return f"model.{name}"
+    return name
+
+
+def _config(
+    layout: str,
+    model: Mapping[str, Any],
+    hidden: int,
+    layers: int,
+    draft_vocab: int | None,
+    norm_before_fc: bool,
+    fc_norm: bool,
+) -> dict[str, Any]:
+    layer = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": layers,
+        "vocab_size": model["vocab_size"],
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+    }
+    flags: dict[str, Any] = {}
+    if LAYOUTS[layout] == "eagle3":
+        flags = {"draft_vocab_size": draft_vocab or model["vocab_size"]}
+        flags |= {"norm_before_fc": True} if norm_before_fc else {}
+        flags |= {"fc_norm": True} if fc_norm else {}
+        if hidden != model["hidden_size"]:
+            flags["target_hidden_size"] = model["hidden_size"]
+    if "speculators" in layout:
+        kind = LAYOUTS[layout]
+        fields: dict[str, Any] = {
+            "architectures": ["Eagle3Speculator" if kind == "eagle3" else "EagleSpeculator"],
+            "speculators_model_type": kind,
+            "speculators_version": "0.1.0",
+            "transformer_layer_config": layer,
+            "speculators_config": {
+                "algorithm": kind,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [
+                    {
+                        "proposal_type": "greedy",
+                        "speculative_tokens": 3,
+                        "verifier_accept_k": 1,
+                        "accept_tolerance": 0.0,
+                    }
+                ],
+                "verifier": {"name_or_path": "nobody/target", "architectures": model["architectures"]},
+            },
+        }
+        if kind == "eagle":
+            flags = {
+                "transformer_layer_architecture": "LlamaDecoderLayer",
+                "layernorms": layout.endswith("norms"),
+            }
+        else:
+            flags["norm_before_residual"] = False
+        return fields | flags
+    if layout == "eagle-vllm":
+        return {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": layer}
+    return {"architectures": ["LlamaForCausalLM"], **layer, **flags}
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
