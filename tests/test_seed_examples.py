@@ -119,28 +119,20 @@ def test_the_documents_way_to_read_metrics(checkpoint):
     llm.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("keywords", "today"),
-    [
-        (
-            {"speculative_model": "{draft}", "num_speculative_tokens": 5},
-            {"model": "{draft}", "num_speculative_tokens": 5},
-        ),
-        (
-            {"speculative_model": "{draft}", "speculative_draft_tensor_parallel_size": 1},
-            {"model": "{draft}", "draft_tensor_parallel_size": 1},
-        ),
-    ],
-)
-def test_old_spellings_of_methods_to_come_are_translated_and_then_told_what_is_missing(
-    checkpoint, caplog, keywords, today
-):
-    keywords, today = (
-        {key: checkpoint if value == "{draft}" else value for key, value in given.items()}
-        for given in (keywords, today)
-    )
-    with pytest.raises(SpecdecodeError, match="no installed method recognises the draft checkpoint"):
-        LLM(checkpoint, **keywords)
+def test_the_old_spelling_of_a_draft_model_works(checkpoint, caplog):
+    today = {"model": checkpoint, "num_speculative_tokens": 5}
+    llm = LLM(checkpoint, speculative_model=checkpoint, num_speculative_tokens=5)
+    assert f"write speculative_config={today!r}" in caplog.text
+    assert llm.llm_engine.method == "draft_model"
+    (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(temperature=0.0, max_tokens=9))
+    assert output.metrics.accepted == output.metrics.drafted > 0
+    llm.shutdown()
+
+
+def test_an_old_spelling_is_translated_before_it_is_told_what_is_missing(checkpoint, caplog):
+    today = {"model": checkpoint, "draft_tensor_parallel_size": 1}
+    with pytest.raises(SpecdecodeError, match="num_speculative_tokens is required"):
+        LLM(checkpoint, speculative_model=checkpoint, speculative_draft_tensor_parallel_size=1)
     assert f"write speculative_config={today!r}" in caplog.text
 
 

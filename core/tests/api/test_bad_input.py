@@ -92,9 +92,9 @@ def test_unknown_method(checkpoint):
 
 def test_known_method_that_is_not_installed(checkpoint):
     refused(
-        lambda: LLM(checkpoint, speculative_config={"method": "eagle3", "num_speculative_tokens": 3}),
-        "eagle3",
-        "pip install specdec-eagle",
+        lambda: LLM(checkpoint, speculative_config={"method": "medusa", "num_speculative_tokens": 3}),
+        "medusa",
+        "pip install specdec-medusa",
         kind=SpecdecodeError,
     )
 
