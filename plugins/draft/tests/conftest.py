@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("SPECDECODE_CHECK_WRITES", "1")
-os.environ.setdefault("SPECDECODE_STRICT_PLUGINS", "1")
 
 Ask = tuple[Sequence[int], Any]
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What the engine would survive, drafts being dropped, is a fault of the plugin here."""
+    yield
+    failed = [r for when in ("setup", "call") for r in caplog.get_records(when) if r.name.endswith(".guard")]
+    assert not failed, [record.getMessage() for record in failed]
 
 
 @pytest.fixture(scope="session")
