@@ -148,9 +148,7 @@ class OverlappedEngineCore(EngineCore):
             self._seated[row] = request
         budgets = self._budgets_now()
         self.steady.seats.seat(dict(zip(rows, coming, strict=True)), [budgets[row] for row in rows])
-        self._occupied.update(rows)
-        told = self._budgets + [0] * (len(budgets) - len(self._budgets))
-        self._budgets = [budgets[row] if row in set(rows) else told[row] for row in range(len(budgets))]
+        self._budgets = []  # the next launch tells all of them
 
     def _why_not_seated(self, request: Request) -> str | None:
         needs = self.drafting.needs if self.drafting is not None and self._drafts else None
