@@ -246,7 +246,7 @@ def test_how_a_tile_is_loaded_changes_no_bits(monkeypatch, tokens, how, dtype):
                 *qkv(gpu, shape, stream, dtype),  # noqa: B023
                 gpu.project_gate_up(stream, gate, None, eps=EPS, activation="silu"),  # noqa: B023
                 *(added.residual, added.scaled, added.squares[:, :tokens]),
-                gpu.product(x, down),  # noqa: B023
+                gpu.product(x, down, None),  # noqa: B023
             ]
 
         monkeypatch.setattr(tiles, "choose", chosen)
