@@ -63,7 +63,7 @@ def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Tas
     kind = FORMATS[format]
     grouped: dict[str, list[Prompt]] = {}
     count = 0
-    for number, entry in enumerate(_entries(path, _text(path)), start=1):
+    for number, entry in enumerate(read_entries(path), start=1):
         if limit is not None and count >= limit:
             break
         try:
@@ -81,6 +81,15 @@ def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Tas
     if not grouped:
         raise ConfigError(f"dataset: {path} holds no prompt; {format} wants {kind.shape}")
     return _tasks(grouped, path)
+
+
+def read_entries(path: Path) -> Iterator[Any]:
+    """The entries of a file of JSON lines, a JSON list or CSV, perhaps gzipped.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    return _entries(path, _text(path))
 
 
 def _tasks(grouped: Mapping[str, list[Prompt]], path: Path) -> tuple[Task, ...]:

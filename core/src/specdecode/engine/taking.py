@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 
 from ..contract import Drafts
 from .feed import FedRow
+from .ordering import Taken, in_order
 from .request import RowDrafts
 
 #: How far the sum of a law may be from 1: what rounding in float32 gives, and more.
 SUM_TOLERANCE = 1e-4
-
-
-@attrs.frozen
-class _Taken:
-    """Nodes of one row that are in order: where they stand in the buffers, ids and parents."""
-
-    nodes: list[int] = attrs.Factory(list)
-    ids: list[int] = attrs.Factory(list)
-    parents: list[int] = attrs.Factory(list)
 
 
 def take_drafts(
@@ -44,12 +35,12 @@ def take_drafts(
     """
     lens, ids, parents = (_host(value) for value in (drafts.lens, drafts.ids, drafts.parents))
     faults = 0
-    taken: list[_Taken] = []
+    taken: list[Taken] = []
     for index, row in enumerate(rows):
         claimed = max(0, int(lens[index]))
         count = min(claimed, row.budget)
-        own, bad = _in_order(
-            ids[index, :count].tolist(), parents[index, :count].tolist(), row.room, vocab_size, chain
+        own, bad = in_order(
+            ids[index, :count].tolist(), parents[index, :count].tolist(), row.room, vocab_size, chain=chain
         )
         taken.append(own)
         faults += bad + claimed - count
@@ -62,28 +53,8 @@ def take_drafts(
     return faults
 
 
-def _in_order(
-    ids: list[int], parents: list[int], room: int, vocab_size: int, chain: bool
-) -> tuple[_Taken, int]:
-    """The nodes of a row up to its first bad one, without those too deep; and how many were bad."""
-    taken = _Taken()
-    place = {-1: -1}
-    depth = {-1: 0}
-    for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
-        ordered = parent == node - 1 if chain else -1 <= parent < node
-        if not (0 <= token < vocab_size and ordered):
-            return taken, len(ids) - node
-        depth[node] = depth[parent] + 1
-        if depth[node] <= room and parent in place:
-            place[node] = len(taken.nodes)
-            taken.nodes.append(node)
-            taken.ids.append(token)
-            taken.parents.append(place[parent])
-    return taken, 0
-
-
 def _laws(
-    drafts: Drafts, rows: Sequence[FedRow], taken: Sequence[_Taken]
+    drafts: Drafts, rows: Sequence[FedRow], taken: Sequence[Taken]
 ) -> dict[int, tuple[torch.Tensor, int]]:
     """For each row with drafts that is sampled: the laws of its nodes, and how many of them hold good.
 
