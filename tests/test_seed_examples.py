@@ -20,6 +20,7 @@ GREEDY = {"temperature": 0.0}
 #: Example -> parameters of its requests, one for all or one for each, and a line it prints, if any.
 EXAMPLES = {
     "llm_1_basic_ngram": (SamplingParams(max_tokens=100, **GREEDY), "Prompt: The capital of France is"),
+    "llm_5_suffix": (SamplingParams(max_tokens=200, **GREEDY), None),
     "llm_6_conditional": (SamplingParams(max_tokens=50), None),
     "llm_speculative_config": (SamplingParams(max_tokens=50, **GREEDY), "ngram 5"),
     "generate_1_basic": (SamplingParams(max_tokens=50, **GREEDY), "Finish reason: length"),
@@ -77,7 +78,7 @@ def test_an_example_runs_and_gives_what_it_would_without_speculation(name, run_e
     outputs, llm = found["outputs"], found.get("llm") or found["code_llm"]
     expected = plain([{"prompt_token_ids": output.prompt_token_ids} for output in outputs], params)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
-    assert llm.llm_engine.method == "ngram"
+    assert llm.llm_engine.method == ("suffix" if name == "llm_5_suffix" else "ngram")
     assert "vllm:spec_decode_num_drafts" in metrics_of(llm)
     assert line is None or line in capsys.readouterr().out
     llm.shutdown()

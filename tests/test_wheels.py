@@ -18,7 +18,16 @@ DISTRIBUTIONS = {
     "specdec_ngram": "plugins/ngram",
     "specdec_draft": "plugins/draft",
     "specdec_eagle": "plugins/eagle",
+    "specdec_medusa": "plugins/medusa",
+    "specdec_mlp": "plugins/mlp",
+    "specdec_mtp": "plugins/mtp",
+    "specdec_suffix": "plugins/suffix",
+    "specdec_combine": "plugins/combine",
+    "specdec_train": "training",
+    "specdec_heads_smollm2": "heads/smollm2",
 }
+#: The scaffold of ``specdecode new-plugin``: its tests are data of core's.
+TEMPLATE = "specdecode/scaffold/template/"
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +63,52 @@ def test_every_distribution_has_a_wheel_with_its_licence_and_types(wheels):
         names = zipfile.ZipFile(path).namelist()
         assert any(name.endswith("licenses/LICENSE") for name in names), path.name
         assert any(name.endswith("py.typed") for name in names), path.name
-        assert not any("/tests/" in name for name in names), path.name
+        tests = [name for name in names if "tests" in Path(name).parts or Path(name).name.startswith("test_")]
+        assert not [name for name in tests if not name.startswith(TEMPLATE)], path.name
 
 
 def test_core_ships_its_data(wheels):
     names = zipfile.ZipFile(wheels["specdec_core"]).namelist()
     assert "specdecode/hints.toml" in names
+    assert any(name.startswith(f"{TEMPLATE}tests/") for name in names)
     assert any(name.startswith("specdecode/bench/data/") for name in names)
+
+
+def test_trained_heads_ship_their_weights(wheels):
+    names = zipfile.ZipFile(wheels["specdec_heads_smollm2"]).namelist()
+    trained = {name.rsplit("/", 1)[0] for name in names if name.endswith("/training.json")}
+    assert trained and {f"{folder}/model.safetensors" for folder in trained} <= set(names)
 
 
 def test_generation_works_from_the_wheels(wheels, tmp_path):
     site = tmp_path / "site"
     environment = unpacked(wheels, site, *wheels)
     code = f"""
-import specdecode, specdec_draft, specdec_eagle, specdec_kernels, specdec_ngram
-for module in (specdecode, specdec_draft, specdec_eagle, specdec_kernels, specdec_ngram):
+import importlib
+for name in ["specdecode", *{[name for name in DISTRIBUTIONS if name != "specdec_core"]!r}]:
+    module = importlib.import_module(name)
     assert module.__file__.startswith({str(site)!r}), module.__file__
+from pathlib import Path
 from specdecode import LLM, SamplingParams
 from specdecode.testing.tiny import tiny_checkpoint
-path = tiny_checkpoint({str(tmp_path / "tiny")!r})
+folder = Path({str(tmp_path)!r})
+path = tiny_checkpoint(folder / "tiny")
 params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 def run(**keywords):
     with LLM(path, dtype="float32", max_model_len=64, device="cpu", **keywords) as llm:
         return list(llm.generate("abcabcabc", params, use_tqdm=False)[0].outputs[0].token_ids)
 plain = run()
 assert len(plain) == 12
-assert plain == run(speculative_config={{"method": "ngram", "num_speculative_tokens": 4}})
-assert plain == run(speculative_config={{"model": str(path), "num_speculative_tokens": 4}})
 from specdec_eagle.testing import write_head
-head = write_head({str(tmp_path / "head")!r}, "eagle", path)
-assert plain == run(speculative_config={{"model": str(head), "num_speculative_tokens": 4}})
+from specdec_medusa.testing import write_heads
+from specdec_mlp.testing import write_speculator
+from specdec_mtp.testing import write_modules
+lookups = [{{"method": name, "num_speculative_tokens": 4}} for name in ("ngram", "suffix")]
+models = [path, write_head(folder / "head", "eagle", path), write_heads(folder / "heads", "medusa-1", path)]
+models += [write_speculator(folder / "speculator", path), write_modules(folder / "modules", path)]
+heads = [{{"model": str(model), "num_speculative_tokens": 4}} for model in models]
+for config in [*lookups, *heads, {{"method": "cascade", "proposers": [*lookups, heads[1]]}}]:
+    assert plain == run(speculative_config=config), config
 print("same")
 """
     assert python(environment, code, tmp_path).strip() == "same"

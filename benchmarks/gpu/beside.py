@@ -83,7 +83,7 @@ def transformers_rows(
 
 
 def vllm_rows(
-    files: Sequence[Path], plain: Sequence[dict[str, Any]], ngram: Sequence[dict[str, Any]]
+    files: Sequence[Path], plain: Sequence[dict[str, Any]], drafted: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The rows of ``bench_vllm.py``'s JSON files, ours of the same kind and batch beside them."""
     found = []
@@ -94,7 +94,7 @@ def vllm_rows(
         report = json.loads(path.read_text())
         spec = report["config"]
         name = "plain" if spec is None else f"{spec['method']} k={spec['num_speculative_tokens']}"
-        ours = plain if spec is None else [row for row in ngram if row["method"] == name]
+        ours = plain if spec is None else [row for row in drafted if row["method"] == name]
         for batch, theirs in report["rows"].items():
             mine = next((row for row in ours if row["batch"] == int(batch)), {})
             row = {

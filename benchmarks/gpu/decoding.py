@@ -84,7 +84,7 @@ def rows(
         )
         row = {"method": method, **against(decode_row(llm, work), plain)}
         middle = size.context + size.new_tokens // 2
-        row |= _device_time(llm, row, middle, steps)
+        row |= _device_time(llm, row, size, steps)
         if bytes_per_s and not llm.llm_engine.method:
             floor = floor_ms(llm.llm_engine.core.runner.model, batch, middle, bytes_per_s)
             row |= {"floor_ms": floor, "of_floor": row["ms_per_token"] / floor}
@@ -93,21 +93,22 @@ def rows(
 
 
 def _device_time(
-    llm: LLM, row: Mapping[str, Any], context: int, steps: Sequence[Mapping[str, Any]]
+    llm: LLM, row: Mapping[str, Any], size: Size, steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     """What of a step is the device's, drafting apart; the rest of the loop's step is idle.
 
-    ``context``: that in the middle of the text, as the loop's step is the mean over its length.
+    The loop's step is the mean over its text's length, and is compared in the middle of it; ``steps`` are
+    behind the prompt.
     """
     batch = row["batch"]
-    own = engine_step_ms(llm, batch, context)
+    own = engine_step_ms(llm, batch, size.context + size.new_tokens // 2)
     if own is None or not row["ms_per_step"]:
         return {}
     found = {"step_ms": own, "idle": 1 - own / row["ms_per_step"]}
     tokens = 1 + (llm.llm_engine.args.speculative_config or {}).get("num_speculative_tokens", 0)
     target = next((s["step_ms"] for s in steps if (s["batch"], s["tokens"]) == (batch, tokens)), None)
     if target is not None and tokens > 1:
-        found["draft_ms"] = own - target
+        found["draft_ms"] = (engine_step_ms(llm, batch, size.context) or own) - target
     return found
 
 
@@ -122,6 +123,20 @@ def ngram(length: int) -> dict[str, Any]:
         "num_speculative_tokens": length,
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
+    }
+
+
+def head(method: str, model: str, length: int, acceptance: float) -> dict[str, Any]:
+    """A drafter of a shape alone, its drafts accepted by rate, as vLLM's runs have it.
+
+    ``acceptance``: mean of tokens a step, the target's own counted.
+    """
+    return {
+        "method": method,
+        "model": model,
+        "num_speculative_tokens": length,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": acceptance,
     }
 
 

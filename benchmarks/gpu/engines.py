@@ -20,6 +20,8 @@ from timing import Prompts
 
 #: The Llama-3.1-8B shape: a config without weights.
 SHAPE = Path(__file__).parent / "llama-8b-shape"
+#: An EAGLE-3 head for it, and Llama-3.2-1B's.
+EAGLE3, DRAFT = SHAPE.with_name("eagle3-8b-shape"), SHAPE.with_name("llama-1b-shape")
 #: Length of the cycle that the looping weights write.
 PERIOD = 16
 #: Factor of what their attention and MLP add: little beside the embedding, but no zeros.

@@ -21,7 +21,10 @@ SIX_TOKENS_MS = {1: 5.6, 8: 6.4, 32: 8.0}
 NGRAM_EFFICIENCY = {1: 0.95, 8: 0.90, 32: 0.80}
 DECIDING = 0.03
 IDLE = 0.03
-OVER_VLLM = {"plain": 1.12, "ngram": 1.4}
+OVER_VLLM = {"plain": 1.12, "ngram": 1.4, "eagle3": 1.25, "draft_model": 1.6}
+#: An EAGLE-3 chain of 3 for the 8B shape, 32k draft tokens, at synthetic acceptance 3.0.
+EAGLE3_MS = {1: 1.0}
+EAGLE3_EFFICIENCY = {1: 0.82, 8: 0.82, 32: 0.82}
 
 
 def compare(sections: Mapping[str, Rows]) -> list[dict[str, Any]]:
@@ -55,6 +58,13 @@ def compare(sections: Mapping[str, Rows]) -> list[dict[str, Any]]:
         if row["batch"] in NGRAM_EFFICIENCY:
             bound = NGRAM_EFFICIENCY[row["batch"]]
             check(f"{row['method']}, efficiency", row, "efficiency", bound, most=False)
+    for row in sections.get("heads", ()):
+        if row["method"] == "eagle3 k=3":
+            if row["batch"] in EAGLE3_MS:
+                check("eagle3 k=3, drafting, ms a step", row, "draft_ms", EAGLE3_MS[row["batch"]])
+            if row["batch"] in EAGLE3_EFFICIENCY:
+                bound = EAGLE3_EFFICIENCY[row["batch"]]
+                check("eagle3 k=3, efficiency", row, "efficiency", bound, most=False)
     for row in (*plain, *ngram, *sections.get("synthetic", ())):
         if row["batch"] == 1:
             check(f"{row['method']}, idle", row, "idle", IDLE)

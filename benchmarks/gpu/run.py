@@ -12,6 +12,8 @@ greedy with stop conditions off. A token's time is that of N tokens less that of
     steps         the captured target step alone, 1 to 64 tokens a row: the cost of verification
     ngram         prompt lookup on text that loops
     synthetic     an EAGLE-shaped proposer, drafts accepted by rate
+    heads         an EAGLE-3 chain of 3 and a draft model of 5, random weights, drafts accepted by rate
+    adaptive      an EAGLE-3 chain, fixed lengths and those that core chooses, by acceptance and batch
     transformers  its generate, as it comes
     vllm          figures of vLLM's own run beside ours (--vllm FILE ...)
     smollm        SmolLM2-135M, real weights (--smollm FILE.gguf)
@@ -28,7 +30,7 @@ from typing import Any
 
 import goals
 import torch
-from engines import SHAPE, Engines, without_advice
+from engines import DRAFT, EAGLE3, SHAPE, Engines, without_advice
 from sections import LEAST, SECTIONS, Run
 from specdecode.bench.report import environment_of
 
@@ -48,6 +50,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--smollm", type=Path, help="the SmolLM2 file")
     parser.add_argument("--trace-dir", type=Path, help="also profile a step of each kind, traces go here")
     parser.add_argument("--shape", type=Path, default=SHAPE, help="folder with a config.json")
+    parser.add_argument(
+        "--eagle3", type=Path, default=EAGLE3, help="folder with an EAGLE-3 head's config.json"
+    )
+    parser.add_argument("--draft", type=Path, default=DRAFT, help="folder with a draft model's config.json")
     parser.add_argument("--dtype", type=_dtype, default=torch.bfloat16)
     parser.add_argument("--device", default="cuda")
     parser.add_argument(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import adaptive
 import attrs
 import beside
 import decoding
@@ -23,8 +24,8 @@ from timing import random_prompts
 
 #: Section -> seconds it takes at the least: it is left out where the budget has fewer left.
 LEAST = {
-    "hardware": 5, "plain": 40, "steps": 20, "ngram": 30, "synthetic": 40, "transformers": 45, "vllm": 0,
-    "smollm": 60,
+    "hardware": 5, "plain": 40, "steps": 20, "ngram": 30, "synthetic": 40, "heads": 30, "transformers": 45,
+    "vllm": 0, "smollm": 60, "adaptive": 90,
 }  # fmt: skip
 HARDWARE = (Column("what", "of the card"), Column("value", "", ".2f"), Column("unit", "unit"))
 PROFILE = (
@@ -174,6 +175,38 @@ def _synthetic(run: Run) -> None:
                 run.profile(llm, "eagle-synthetic")
 
 
+def _heads(run: Run) -> None:
+    size, options = run.drafting_size(), run.options
+    drafters = (
+        ("eagle3", options.eagle3, 3, 3.0),
+        ("draft_model", options.draft, 5, 3.5),
+    )
+    if not run.rows("steps"):  # what a step takes without its drafting
+        lengths = [1 + length for _, _, length, _ in drafters]
+        rows = steps.cost_curve(run.plain_engine(), size.batches, size.context, run.left, lengths)
+        run.store("steps", "The target's step alone, by tokens of a row", STEPS, rows)
+    for method, folder, length, acceptance in drafters:
+        if run.left() < LEAST["heads"]:
+            print(f"heads: {method} left out, the budget is spent", flush=True)
+            continue
+        name, config = f"{method} k={length}", decoding.head(method, str(folder), length, acceptance)
+        llm = run.engines.get(name, max_num_seqs=max(size.batches), speculative_config=config)
+        rows = decoding.rows(llm, name, size, plain=run.rows("plain"), steps=run.rows("steps"))
+        run.store("heads", f"{name}, SYNTHETIC acceptance {acceptance:g}", decoding.COLUMNS, rows)
+        run.profile(llm, f"{method}-synthetic")
+
+
+def _adaptive(run: Run) -> None:
+    llm = run.plain_engine()
+    most = 2 * run.options.new_tokens
+    plain = {batch: adaptive.plain_speed(llm, batch, most) for batch in run.batches}
+    config = adaptive.config("eagle3", str(run.options.eagle3))
+    llm = run.engines.get("adaptive", max_num_seqs=max(run.batches), speculative_config=config)
+    title = "eagle3, draft lengths at SYNTHETIC acceptance: speed over plain, fixed and adaptive"
+    for batch, speed in plain.items():
+        run.store("adaptive", title, adaptive.COLUMNS, adaptive.rows(llm, batch, most, speed, run.left))
+
+
 def _transformers(run: Run) -> None:
     run.engines.close()
     rows = beside.transformers_rows(
@@ -188,7 +221,7 @@ def _transformers(run: Run) -> None:
 
 
 def _vllm(run: Run) -> None:
-    rows = beside.vllm_rows(run.options.vllm, run.rows("plain"), run.rows("ngram"))
+    rows = beside.vllm_rows(run.options.vllm, run.rows("plain"), run.rows("ngram") + run.rows("heads"))
     run.store("vllm", "vLLM's own run beside ours (ratios above 1: ours is faster)", beside.VLLM, rows)
 
 
@@ -209,6 +242,8 @@ SECTIONS: dict[str, Callable[[Run], None]] = {
     "steps": _steps,
     "ngram": _ngram,
     "synthetic": _synthetic,
+    "heads": _heads,
+    "adaptive": _adaptive,
     "transformers": _transformers,
     "vllm": _vllm,
     "smollm": _smollm,

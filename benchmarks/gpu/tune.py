@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/tune.py --out tuned.json                the shape of Llama-3.1-8B, bf16, all classes
     python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
+    python benchmarks/gpu/tune.py --config eagle3-8b-shape/config.json ...         an EAGLE-3 head's
     python benchmarks/gpu/tune.py --refine --merge tuned.json --out tuned.json     from the tiles in use on
 
 Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
@@ -12,6 +13,7 @@ product's tile is changed at a time. Every candidate's output must equal the fir
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -48,6 +50,8 @@ class Shape:
     dim: int
     vocabulary: int
     head_norm: bool
+    joined: int = 0  #: hidden states that a layer takes in beside each token's embedding; 0: no draft head
+    taps: int = 0  #: hidden states of the target that those are made of
 
     @staticmethod
     def read(path: Path) -> Shape:
@@ -61,7 +65,18 @@ class Shape:
             config.get("head_dim") or config["hidden_size"] // heads,
             config["vocab_size"],
             config.get("model_type") == "qwen3",
-        )
+        ).as_head(config)
+
+    def as_head(self, config: dict) -> Shape:
+        """Of an EAGLE-3 head, if that is what has a vocabulary of its own: a layer on two norms."""
+        if (drafted := config.get("draft_vocab_size")) is None:
+            return self
+        return replace(self, vocabulary=drafted, joined=1, taps=3)
+
+    @property
+    def in_a_layer(self) -> list[str]:
+        """Products that each layer has weights of its own for: of a head, all."""
+        return [name for name in self.products if self.joined or name != "logits"]
 
     @property
     def products(self) -> dict[str, tuple[str, int, int]]:
@@ -70,9 +85,10 @@ class Shape:
         return {
             "gate_up": ("gate_up", 2 * self.inner, hidden),
             "down": ("add", hidden, self.inner),
-            "qkv": ("qkv", (self.heads + 2 * self.kv_heads) * self.dim, hidden),
+            "qkv": ("qkv", (self.heads + 2 * self.kv_heads) * self.dim, (1 + self.joined) * hidden),
             "o": ("add", hidden, attended),
             "logits": ("product", self.vocabulary, hidden),
+            **({"fc": ("product", hidden, self.taps * hidden)} if self.taps else {}),
         }
 
 
@@ -89,10 +105,10 @@ class Layers:
     def __init__(self, shape: Shape, dtype: torch.dtype, device: str, count: int) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.weights = [
-            {name: self._weight(*dims) for name, (_, *dims) in shape.products.items() if name != "logits"}
-            for _ in range(count)
+            {name: self._weight(*shape.products[name][1:]) for name in shape.in_a_layer} for _ in range(count)
         ]
         self.logits = self._weight(shape.vocabulary, shape.hidden)
+        self.tapped = self._weight(2 * MANY, shape.taps * shape.hidden) if shape.taps else None
         self.gain = torch.ones(shape.hidden, dtype=dtype, device=device)
         self.head_gain = torch.ones(shape.dim, dtype=dtype, device=device) if shape.head_norm else None
         self.table = torch.full((CONTEXT + 8, shape.dim // 2), 0.5**0.5, device=device)
@@ -126,11 +142,25 @@ class Layers:
 
     def run(self, inputs: Inputs) -> torch.Tensor:
         """Logits."""
+        if self.shape.joined:
+            return self._run_heads(inputs)
         stream = gpu.embed(inputs.ids, self.logits, self.gain)
         for index, layer in enumerate(self.weights):
             stream = self._layer(stream, layer, inputs, *inputs.caches[index % len(inputs.caches)])
         hidden = gpu.normalize(stream, self.gain, 1e-5)
         return gpu.product(hidden[:MOST_LOGITS], self.logits, None)
+
+    def _run_heads(self, inputs: Inputs) -> torch.Tensor:
+        """One head behind the other, as the levels of a draft: logits of the last."""
+        assert self.tapped is not None
+        tapped, gain = self.tapped[: len(inputs.ids)], self.gain
+        for head, cache in zip(self.weights, itertools.cycle(inputs.caches), strict=False):
+            feature = gpu.product(tapped, head["fc"], None)
+            joined = gpu.join(inputs.ids, self.logits, feature, table_gain=gain, feature_gain=gain, eps=1e-5)
+            stream = self._layer(Stream(feature, joined, None), head, inputs, *cache)
+            logits = gpu.product(gpu.normalize(stream, gain, 1e-5)[:MOST_LOGITS], head["logits"], None)
+            tapped = torch.cat((tapped[:, self.shape.hidden :], stream.residual), 1)
+        return logits
 
     def _layer(
         self,
@@ -226,25 +256,37 @@ def refinements(tile: Tile, bound: int) -> list[Tile]:
     return found
 
 
-def start(shape: Shape, dtype: torch.dtype, bound: int, *, refine: bool) -> dict[str, Tile]:
+@dataclass(frozen=True)
+class How:
+    """What is looked for: fewer candidates, other ways to load the tiles in use, some products alone."""
+
+    quick: bool
+    refine: bool
+    only: frozenset[str]  #: empty: all
+
+    def tunes(self, name: str, bound: int) -> bool:
+        return (not self.only or name in self.only) and (name != "logits" or bound <= MOST_LOGITS)
+
+
+def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, Tile]:
     """The tiles that others are compared with: by rule, or those in use."""
-    if not refine:
-        return {
-            name: by_rule(kind, dtype, inputs, bound) for name, (kind, _, inputs) in shape.products.items()
-        }
-    used = {
-        name: _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound)
-        for name, (kind, outputs, inputs) in shape.products.items()
-    }
-    return {name: tiles.fitted(tile, dtype.itemsize, _SHARED) for name, tile in used.items()}
+    found = {}
+    for name, (kind, outputs, inputs) in shape.products.items():
+        if how.refine or not how.tunes(name, bound):
+            used = _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound)
+            found[name] = tiles.fitted(used, dtype.itemsize, _SHARED)
+        else:
+            found[name] = by_rule(kind, dtype, inputs, bound)
+    return found
 
 
-def plan(shape: Shape, dtype: torch.dtype, bound: int, *, quick: bool, refine: bool) -> dict[str, list[Tile]]:
+def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, list[Tile]]:
     """Product -> its candidates, those alike once they are cut to what fits left out."""
     found: dict[str, list[Tile]] = {}
-    begun = start(shape, dtype, bound, refine=refine)
+    quick, refine = how.quick, how.refine
+    begun = start(shape, dtype, bound, how)
     for name, (kind, _, inputs) in shape.products.items():
-        if name == "logits" and bound > MOST_LOGITS:
+        if not how.tunes(name, bound):
             continue
         tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
         tried = [tile for tile in tried if tile.inputs <= max(16, inputs)]
@@ -292,12 +334,12 @@ def compile_ahead(task: tuple[Shape, torch.dtype, int, dict[str, Tile]]) -> str:
     return ""
 
 
-def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], *, quick: bool, refine: bool) -> None:
+def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], how: How) -> None:
     tasks = []
     for bound in bounds:
-        base = start(shape, dtype, bound, refine=refine)
+        base = start(shape, dtype, bound, how)
         tasks.append((shape, dtype, bound, base))
-        tried = plan(shape, dtype, bound, quick=quick, refine=refine)
+        tried = plan(shape, dtype, bound, how)
         for index in range(max(map(len, tried.values()))):
             changed = {name: found[index] for name, found in tried.items() if index < len(found)}
             tasks.append((shape, dtype, bound, {**base, **changed}))
@@ -349,13 +391,11 @@ class Timer:
         return statistics.median(before.elapsed_time(after) for before, after in events)
 
 
-def tune(
-    layers: Layers, bound: int, *, quick: bool, refine: bool, deadline: float
-) -> tuple[dict[str, Tile], float, float]:
+def tune(layers: Layers, bound: int, how: How, *, deadline: float) -> tuple[dict[str, Tile], float, float]:
     """The best tiles of a class, milliseconds of those it begins with and of them."""
     shape, dtype = layers.shape, layers.dtype
-    timer = Timer(layers, min(bound, MANY), replays=7 if quick else 11)
-    chosen = start(shape, dtype, bound, refine=refine)
+    timer = Timer(layers, min(bound, MANY), replays=7 if how.quick else 11)
+    chosen = start(shape, dtype, bound, how)
     timer(chosen)
     first = best = timer(chosen)
 
@@ -363,27 +403,28 @@ def tune(
         nonlocal best, chosen
         if tile != chosen[name] and time.perf_counter() < deadline:
             taken = timer({**chosen, name: tile})
-            if refine:
+            if how.refine:
                 print(f"    {name} {tile.values}: {taken:.4f} beside {best:.4f}", flush=True)
             if taken < best * (1 - MARGIN):
                 best, chosen = taken, {**chosen, name: tile}
 
-    for name, found in plan(shape, dtype, bound, quick=quick, refine=refine).items():
+    for name, found in plan(shape, dtype, bound, how).items():
         ahead = chosen[name].prefetch
         for tile in found:
             attempt(name, replace(tile, prefetch=ahead))
-        if bound <= 256 and not refine:
+        if bound <= 256 and not how.refine:
             for amount in PREFETCHES:
                 attempt(name, replace(chosen[name], prefetch=amount))
+            if how.only and shape.products[name][0] != "product":
+                attempt(name, replace(chosen[name], early=True))
     return chosen, first, best
 
 
 def rate(layers: Layers, bound: int, milliseconds: float) -> str:
     shape, tokens = layers.shape, min(bound, MANY)
-    a_layer = sum(
-        outputs * inputs for name, (_, outputs, inputs) in shape.products.items() if name != "logits"
-    )
-    logits = shape.vocabulary * shape.hidden
+    sizes = [shape.products[name][1:] for name in shape.in_a_layer]
+    a_layer = sum(outputs * inputs for outputs, inputs in sizes)
+    logits = 0 if shape.joined else shape.vocabulary * shape.hidden
     count = len(layers.weights)
     size = (a_layer * count + logits) * layers.dtype.itemsize
     work = 2 * (a_layer * count * tokens + logits * min(tokens, MOST_LOGITS))
@@ -400,18 +441,21 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
     parser.add_argument("--budget", type=float, default=150, help="seconds")
     parser.add_argument("--refine", action="store_true", help="from the tiles in use: how they load")
+    parser.add_argument("--only", help="products, separated by commas; the others keep their tiles")
     parser.add_argument("--quick", action="store_true", help="fewer candidates")
     arguments = parser.parse_args()
     began = time.perf_counter()
     shape, dtype = Shape.read(arguments.config), getattr(torch, arguments.dtype)
     wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
     bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))
-    how = {"quick": arguments.quick, "refine": arguments.refine}
-    compile_all(shape, dtype, bounds, **how)
+    only = frozenset(arguments.only.split(",") if arguments.only else ())
+    if unknown := only - shape.products.keys():
+        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(shape.products)}")
+    how = How(quick=arguments.quick, refine=arguments.refine, only=only)
+    compile_all(shape, dtype, bounds, how)
 
-    a_layer = (
-        sum(outputs * inputs for _, outputs, inputs in list(shape.products.values())[:4]) * dtype.itemsize
-    )
+    sizes = [shape.products[name][1:] for name in shape.in_a_layer]
+    a_layer = sum(outputs * inputs for outputs, inputs in sizes) * dtype.itemsize
     layers = Layers(shape, dtype, "cuda", min(32, max(4, round(2.5e9 / a_layer))))
     name, _ = tiles.family(0)
     print(f"{torch.cuda.get_device_name()}, {arguments.config}, {dtype}, {len(layers.weights)} layers")
@@ -420,10 +464,10 @@ def main() -> None:
     for index, bound in enumerate(bounds):
         left = began + arguments.budget - time.perf_counter()
         deadline = time.perf_counter() + left / (len(bounds) - index)
-        chosen, first, best = tune(layers, bound, deadline=deadline, **how)
+        chosen, first, best = tune(layers, bound, how, deadline=deadline)
         print(f"up to {bound} tokens: {first:.4f} -> {best:.4f} ms; {rate(layers, bound, best)}", flush=True)
         for product, tile in chosen.items():
-            if product == "logits" and bound > MOST_LOGITS:
+            if not how.tunes(product, bound):
                 continue
             kind, outputs, inputs = shape.products[product]
             print(f"    {product}: {tile}", flush=True)

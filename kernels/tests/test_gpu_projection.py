@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from specdec_kernels.projection import Stream, gpu, reference, tiles
+from specdec_kernels.projection import Stream, gpu, reference, side_by_side, tiles
 from specdec_kernels.projection.boxes import boxes
 from specdec_kernels.projection.tiles import Tile
 
@@ -51,6 +51,7 @@ NORMED = Shape(72, 40, 2, 1, 24, 24, bias=True, head_norm=True)
 SMALL = Shape(576, 200, 3, 1, 64, 64)
 WIDE = Shape(64, 72, 1, 1, 256, 256, bias=True)  # a tile is half a head
 LARGE = Shape(4096, 14336, 32, 8, 128, 128)  # of Llama-3.1-8B
+LARGE_HEAD = Shape(8192, 14336, 32, 8, 128, 128)  # of an EAGLE-3 head for it: what its first layer takes in
 LARGE_NORMED = Shape(1024, 3072, 16, 8, 128, 128, head_norm=True)  # of Qwen3-0.6B
 #: A number of tokens of each class of tiles.
 CLASSES = [1, 17, 48, 64, 90, 128, 150, 256, 300, 600]
@@ -182,6 +183,69 @@ def test_embedding(width, dtype):
     got = gpu.embed(ids, table, gain)
     same(got, reference.embed(ids, table, gain), dtype)
     assert torch.equal(got.residual, table[ids])
+
+
+def test_some_tokens_are_normalised(dtype):
+    stream = a_stream(17, SMALL.hidden, dtype)
+    gain = 1 + 0.3 * randn(SMALL.hidden, seed=9, dtype=dtype)
+    rows = torch.tensor([16, 3, 3], device=DEVICE)
+    got = gpu.normalize(stream, gain, EPS, rows)
+    assert torch.equal(got, gpu.normalize(stream, gain, EPS)[rows])
+    torch.testing.assert_close(got, reference.normalize(stream, gain, EPS, rows), **NEAR[dtype])
+
+
+@pytest.mark.parametrize(("table_normed", "normed"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("embedded", "width"), [(24, 100), (576, 48), (4096, 4096)] if CARD else [(24, 100)])
+def test_embeddings_and_features_side_by_side(embedded, width, table_normed, normed, dtype):
+    table, features = randn(50, embedded, dtype=dtype), 3 * randn(4, width, seed=2, dtype=dtype)
+    gains = [1 + 0.3 * randn(size, seed=size, dtype=dtype) for size in (embedded, width)]
+    ids = torch.tensor([3, 49, 0], device=DEVICE)
+    chosen = {"table_gain": gains[0] if table_normed else None, "feature_gain": gains[1] if normed else None}
+    for rows in (None, torch.tensor([3, 1, 1], device=DEVICE)):
+        own = features[:3].contiguous() if rows is None else features
+        got = gpu.join(ids, table, own, **chosen, eps=EPS, rows=rows)
+        torch.testing.assert_close(
+            got, reference.join(ids, table, own, **chosen, eps=EPS, rows=rows), **NEAR[dtype]
+        )
+        if rows is not None:
+            one = gpu.join(ids[1:2], table, own, **chosen, eps=EPS, rows=rows[1:2])
+            assert torch.equal(one, got[1:2])  # whatever stands beside it
+        if not table_normed:
+            assert torch.equal(got[:, :embedded], table[ids])
+
+
+@pytest.mark.parametrize(("count", "width"), [(1, 40), (3, 1100), (5, 16)])
+def test_rows_gathered_side_by_side(count, width, dtype):
+    parts = [randn(9, width, seed=seed, dtype=dtype) for seed in range(count)]
+    rows = torch.tensor([8, 0, 8], device=DEVICE)
+    got = gpu.gather(parts, rows)
+    assert torch.equal(got, torch.cat([part[rows] for part in parts], 1))
+    columns = got.chunk(count, 1)
+    assert side_by_side(columns).data_ptr() == got.data_ptr()
+    assert torch.equal(side_by_side(columns), got)
+    for other in (columns[::-1], columns[:1], [column.clone() for column in columns]):
+        assert torch.equal(side_by_side(other), torch.cat(list(other), 1))
+
+
+@pytest.mark.parametrize("tokens", [1, 48] if CARD else [3])
+def test_a_layer_on_what_is_normalised_already(tokens, dtype):
+    """Its input is of another width than the stream that it adds to."""
+    shape = replace(ODD, hidden=150)
+    x = randn(tokens, shape.hidden, seed=4, dtype=dtype)
+    stream = Stream(randn(tokens, 100, seed=3, dtype=dtype), x, None)
+    unit = Stream(x, x, torch.full((3, 64), 50.0, device=DEVICE))  # squares that make an RMS of 1
+    for got, expected, by_one in zip(
+        qkv(gpu, shape, stream, dtype),
+        qkv(reference, shape, stream, dtype),
+        qkv(reference, shape, unit, dtype),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, **NEAR[dtype])
+        torch.testing.assert_close(expected, by_one, **NEAR[dtype])
+    weight, _ = weights(100, 72, dtype)
+    gain = 1 + 0.3 * randn(100, seed=9, dtype=dtype)
+    y = randn(tokens, 72, seed=8, dtype=dtype)
+    same(*(chosen.add_product(y, weight, None, stream, gain) for chosen in (gpu, reference)), dtype)
 
 
 @pytest.mark.parametrize(
@@ -324,6 +388,21 @@ def test_a_layer_is_what_norms_and_products_are(dtype):
         atol=2e-5,
         rtol=2e-5,
     )
+
+
+@pytest.mark.skipif(not CARD, reason="the interpreter multiplies by numpy, whose bits depend on the shape")
+def test_a_heads_first_layer_has_the_same_bits_in_every_class(dtype):
+    x = randn(300, LARGE_HEAD.hidden, seed=4, dtype=dtype)
+
+    def run(start, stop):
+        own = x[start:stop].clone()
+        return qkv(gpu, LARGE_HEAD, Stream(own[:, :64], own, None), dtype, first=start)
+
+    everything = run(0, 300)
+    for count in (1, 4, 17, 48, 64, 128):
+        for start in (0, 150):
+            for got, whole in zip(run(start, start + count), everything, strict=True):
+                assert torch.equal(got, whole[start : start + count])
 
 
 def test_no_tokens(dtype):

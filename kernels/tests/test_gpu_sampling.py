@@ -195,6 +195,28 @@ def test_ranks_of_what_cannot_be_drawn_come_last():
     assert scores[0, :2].tolist() == pytest.approx([-0.6931472] * 2) and scores[0, 2:].tolist() == [OUT] * 2
 
 
+# -- columns that stand for some tokens only --------------------------------------------------------
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_part_of_the_vocabulary_is_drawn_from_as_the_whole_without_the_rest(k):
+    size, some, kwargs, where = 5000, 2300, parameters(), positions(6)
+    ids = torch.randperm(size, generator=torch.Generator().manual_seed(9))[:some].to(DEVICE)
+    x = logits(6, some, seed=2)
+    x[0, [5, 2290]] = 99.0  # equals of a greedy row: the lower id wins, whatever its column
+    whole = torch.full((6, size), OUT, device=DEVICE).index_copy_(1, ids, x)
+    want, values = drawing.rank_tokens(whole.cpu(), where.cpu(), k=k, **on_cpu(kwargs))
+    for got, scores in (
+        gpu.rank_tokens(x, where, k=k, ids=ids, **kwargs),
+        drawing.rank_tokens(x.cpu(), where.cpu(), k=k, ids=ids.cpu(), **on_cpu(kwargs)),
+    ):
+        torch.testing.assert_close(scores.cpu(), values, rtol=1e-5, atol=1e-5)
+        assert torch.equal(got.cpu()[values > OUT], want[values > OUT])
+    for temperature in (kwargs["temperature"], None):
+        own = kwargs | {"temperature": temperature}
+        drawn = gpu.draw_tokens(x, where, ids=ids, **own)
+        assert torch.equal(drawn, draws_of_the_reference(whole, where, **own))
+        assert torch.equal(drawn, draws_of_the_reference(x, where, **own, ids=ids))
+
+
 # -- on a card --------------------------------------------------------------------------------------
 @card_only
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -38,6 +38,9 @@ def launch_all(dtype):
         sampling.draw_tokens(logits, positions, **rows, **filters)
         sampling.draw_tokens(logits, positions, **rows | {"temperature": None})
         sampling.rank_tokens(logits, positions, k=4, **rows)
+        some = {"ids": integers(32000)}
+        sampling.draw_tokens(logits[:, :32000], positions, **rows | {"temperature": None}, **some)
+        sampling.rank_tokens(logits[:, :32000], positions, k=1, **rows, **filters, **some)
     if dtype == torch.bfloat16:
         return
     noise.gumbel(*[integers(8)] * 3, VOCABULARY)
@@ -76,6 +79,10 @@ def launch_all(dtype):
             extra=integers(8, tokens, 5) if tree else None,
             faults=integers(1),
         )
+        state = [integers(8)] * 3
+        verification.fed_inputs(integers(8), integers(8), grid, *state, width=5, depth=5, tree=tree)
+        places = [integers(8 * tokens)] * 3, integers(8 * tokens, 5) if tree else None
+        verification.draft_places(*places[0], places[1], integers(8), integers(8, 64), block_size=16)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -169,6 +169,57 @@ def test_drafts_may_be_columns_of_a_wider_buffer():
     assert_same(got, want)
 
 
+@pytest.mark.parametrize(("tokens", "tree"), [(1, False), (4, False), (7, True)])
+def test_what_a_proposer_is_fed(tokens, tree):
+    rng = random.Random(tokens)
+    for _ in range(ROUNDS):
+        counts = column([rng.randint(0, tokens) for _ in range(3)])
+        committed = counts + column([rng.randint(1, 9) for _ in range(3)])
+        read = {
+            "committed": committed,
+            "counts": counts,
+            "path": torch.randint(0, tokens, (3, tokens), generator=torch.Generator().manual_seed(tokens)),
+            "limit": committed + column([rng.randint(0, tokens + 2) for _ in range(3)]),
+            "active": column([rng.randint(0, 1) for _ in range(3)]),
+            "budget": column([rng.randint(0, tokens) for _ in range(3)]),
+        }
+        sizes = {"width": max(1, tokens - 1), "depth": max(1, tokens - 2), "tree": tree}
+        assert_same(gpu.fed_inputs(**moved(read), **sizes), reference.fed_inputs(**read, **sizes))
+    # Behind 5 committed tokens, 2 of them new: those two, and the second again.
+    got = gpu.fed_inputs(
+        *(column(own).to(DEVICE) for own in ([5], [2], [[0, 1, 1, 1]], [7], [1], [3])),
+        width=3,
+        depth=3,
+        tree=False,
+    )
+    assert {name: own.tolist() for name, own in got.items()} == {
+        "committed": [5], "last": [1], "room": [1], "budget": [1],
+        "positions": [3, 4, 4, 4], "hidden": [0, 1, 1, 1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+def test_where_drafts_are_written(entries):
+    generator = torch.Generator().manual_seed(entries)
+    tokens = 150  # more than a program's
+    rows = torch.arange(3).repeat_interleave(tokens // 3)
+    read = {
+        "rows": rows,
+        "slots": torch.randint(0, 24, (tokens,), generator=generator),  # some beyond the table
+        "base": torch.randint(1, 20, (tokens,), generator=generator),
+        "extra": torch.randint(-1, 5, (tokens, entries), generator=generator) if entries else None,
+        "counts": column([2, 0, 1]),
+        "block_table": torch.randint(1, 50, (3, 5), generator=generator),
+    }
+    want, got = reference.draft_places(**read, block_size=4), gpu.draft_places(**moved(read), block_size=4)
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    assert not want[0][rows == 1].any()
+    here = (rows != 1) & (read["slots"] < 20)
+    block = read["block_table"][rows, read["slots"].clamp(max=19) // 4]
+    assert torch.equal(want[0][here], (block * 4 + read["slots"] % 4)[here])
+
+
 @card_only
 @pytest.mark.parametrize("kind", ["chain", "tree", "synthetic"])
 def test_many_rows_in_a_graph(kind):

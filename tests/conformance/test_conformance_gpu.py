@@ -31,6 +31,29 @@ def head(layout, **keys):
     return config
 
 
+def medusa(layout, **keys):
+    """Keys of Medusa heads that are written for the kit's target."""
+
+    def config(toy):
+        from specdec_medusa.testing import write_heads
+
+        return {"model": str(write_heads(toy.path.parent / f"medusa-{layout}", layout, toy.path)), **keys}
+
+    return config
+
+
+def speculator(name, *, tied, **keys):
+    """Keys of an MLP speculator that is written for the kit's target."""
+
+    def config(toy):
+        from specdec_mlp.testing import write_speculator
+
+        path = write_speculator(toy.path.parent / f"mlp-{name}", toy.path, tied=tied, scale_input=tied)
+        return {"model": str(path), **keys}
+
+    return config
+
+
 METHODS = {
     "ngram": ("ngram", {**FOUR, "prompt_lookup_min": 1, "prompt_lookup_max": 3}),
     "self-draft": ("scripted-self-draft", FOUR),
@@ -41,6 +64,14 @@ METHODS = {
     "eagle3-head-grown-tree": (
         "eagle3",
         head("eagle3", num_speculative_tokens=9, tree_top_k=3, tree_depth=4),
+    ),
+    "medusa-heads": ("medusa", medusa("medusa-1")),
+    "medusa-heads-tree": ("medusa", medusa("head-only", speculative_token_tree=TREE)),
+    "mlp": ("mlp_speculator", speculator("chain", tied=True)),
+    "mlp-tree": ("mlp_speculator", speculator("fixed", tied=False, speculative_token_tree=TREE)),
+    "mlp-grown-tree": (
+        "mlp_speculator",
+        speculator("grown", tied=False, num_speculative_tokens=9, tree_top_k=3),
     ),
     "eagle": ("scripted-eagle", FOUR),
     "eagle3": ("scripted-eagle", {**FOUR, "three_taps": True}),

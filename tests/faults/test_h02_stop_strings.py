@@ -1,7 +1,7 @@
 """H02: a stop string inside an accepted block ends text, ids and log-probabilities at one place.
 
 The target loops through an alphabet, so that an oracle, ngram and self-draft are always right with
-k=16, and every pair of letters is a stop at a known offset. (Suffix decoding comes later.)
+k=16, and every pair of letters is a stop at a known offset. (Suffix decoding: `plugins/suffix/tests`.)
 """
 
 from __future__ import annotations

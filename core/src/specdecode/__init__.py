@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.async_llm import AsyncEngineArgs, AsyncLLM
     from .api.engine import EngineArgs, LLMEngine
     from .api.llm import LLM
     from .api.outputs import CompletionOutput, Logprob, RequestOutput
@@ -22,6 +23,8 @@ _HOME = {
     "LLM": ".api.llm",
     "LLMEngine": ".api.engine",
     "EngineArgs": ".api.engine",
+    "AsyncLLM": ".api.async_llm",
+    "AsyncEngineArgs": ".api.async_llm",
     "SamplingParams": ".api.params",
     "RequestOutputKind": ".api.params",
     "RequestOutput": ".api.outputs",
@@ -35,6 +38,8 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",

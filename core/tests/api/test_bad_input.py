@@ -90,11 +90,14 @@ def test_unknown_method(checkpoint):
     )
 
 
-def test_known_method_that_is_not_installed(checkpoint):
+def test_known_method_that_is_not_installed(checkpoint, monkeypatch):
+    from specdecode.plugins.hints import known_methods
+
+    monkeypatch.setitem(known_methods(), "acme", "specdec-acme")  # whatever is installed here
     refused(
-        lambda: LLM(checkpoint, speculative_config={"method": "medusa", "num_speculative_tokens": 3}),
-        "medusa",
-        "pip install specdec-medusa",
+        lambda: LLM(checkpoint, speculative_config={"method": "acme", "num_speculative_tokens": 3}),
+        "acme",
+        "pip install specdec-acme",
         kind=SpecdecodeError,
     )
 
@@ -107,11 +110,11 @@ def test_misspelt_method_field(checkpoint):
     )
 
 
-def test_policy_that_is_not_built(checkpoint):
+def test_a_rule_that_is_none(checkpoint):
     refused(
-        lambda: LLM(checkpoint, speculative_config=NGRAM | {"rejection_sample_method": "typical"}),
+        lambda: LLM(checkpoint, speculative_config=NGRAM | {"rejection_sample_method": "lucky"}),
         "rejection_sample_method",
-        "typical",
+        "lucky",
         "invariant",
     )
 

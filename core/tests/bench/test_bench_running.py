@@ -33,8 +33,8 @@ class FakeEngine:
     target's. ``wrong``: prompts whose third token is another.
     """
 
-    def __init__(self, clock, drafted=0, wrong=(), log=None, propose=0.0, labels=None):
-        self.labels = labels or {}
+    def __init__(self, clock, drafted=0, wrong=(), log=None, propose=0.0, labels=None, adaptive=False):
+        self.labels, self.adaptive = labels or {}, adaptive
         self.clock, self.drafted, self.wrong, self.propose = clock, drafted, wrong, propose
         self.log = [] if log is None else log
         self.counts = dict.fromkeys(("generated", "decode", "steps", "drafts", "accepted", "gaps"), 0)
@@ -77,6 +77,8 @@ class FakeEngine:
             "specdecode:propose_seconds": c["steps"] * self.propose * bool(self.drafted),
             "vllm:inter_token_latency_seconds": {"count": c["gaps"], "sum": self.gap_seconds},
         }
+        if self.adaptive:
+            values["specdecode:expected_speedup"] = 1.0
         if self.drafted:
             values["vllm:spec_decode_num_drafts"] = c["drafts"]
             values["vllm:spec_decode_num_draft_tokens"] = c["drafts"] * self.drafted
@@ -154,6 +156,13 @@ def test_the_advice_is_on_the_batch_size_that_gains_least(clock):
     assert advice_on([*good, *bad]).startswith(
         "speculation loses time (0.50x the speed of plain decoding; 100% of the drafts were accepted)"
     )
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_advice_knows_who_chooses_the_length(clock, adaptive):
+    slow = FakeEngine(clock, drafted=4, propose=9.0, adaptive=adaptive)
+    lost = run(clock, FakeEngine(clock), slow, [task("t", "abcdefghijklmnopqrstuvwxyz" * 2)])
+    assert ("shorten num_speculative_tokens" in advice_on(lost)) is not adaptive
 
 
 def test_prompts_that_leave_no_room_are_left_out(caplog):
@@ -249,15 +258,18 @@ def test_all_tasks_together_add_counts_and_times(clock):
     assert overall(found[:1]) == []
 
 
-def test_synthetic_acceptance_is_marked_in_rows_and_tables(clock):
-    speculative = FakeEngine(clock, drafted=2, labels={"acceptance": "synthetic"})
+@pytest.mark.parametrize("rule", ["synthetic", "typical"])
+def test_a_lossy_rule_is_marked_in_rows_and_tables(clock, rule):
+    speculative = FakeEngine(clock, drafted=2, labels={"acceptance": rule})
     found = run(clock, FakeEngine(clock), speculative, [task("t", "a"), task("u", "b")])
-    assert [row.synthetic for row in rows_of([*found, *overall(found)])] == [False, True] * 3
+    rows = rows_of([*found, *overall(found)])
+    assert [row.lossy for row in rows] == [None, rule] * 3
+    assert [row.synthetic for row in rows] == [False, rule == "synthetic"] * 3
     methods = table_of(found, "title").columns[1].cells
-    assert [cell.endswith(", synthetic") for cell in methods] == [False, True] * 3
-    assert all(cell.endswith(", synthetic") for cell in cost_table_of(found, "title").columns[0].cells)
+    assert [cell.endswith(f", {rule}") for cell in methods] == [False, True] * 3
+    assert all(cell.endswith(f", {rule}") for cell in cost_table_of(found, "title").columns[0].cells)
     real = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=2), [task("t", "a")])
-    assert not any(row.synthetic for row in rows_of(real))
+    assert not any(row.synthetic or row.lossy for row in rows_of(real))
 
 
 def test_the_json_object_has_the_promised_shape(clock):
@@ -277,6 +289,7 @@ def test_the_json_object_has_the_promised_shape(clock):
             "acceptance_per_position",
             "identical",
             "synthetic",
+            "lossy",
             "acceptance_rate",
             "drafts_per_target_step",
             "cost_ratio",

@@ -1,5 +1,6 @@
 """The built-in prompts, and prompts from a user's file."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -17,6 +18,22 @@ def test_the_builtin_set_covers_its_kinds_with_real_prompts():
         for prompt in task.prompts:
             assert prompt.text == prompt.text.strip()
             assert 70 <= len(prompt.text.split()) <= 500
+
+
+def test_the_repetitive_set_does_each_piece_of_work_again_and_again():
+    tasks = builtin_tasks("repetitive")
+    assert {task.name for task in tasks} == {"edit-file", "fill-template", "agent-loop"}
+    assert sum(len(task.prompts) for task in tasks) >= 12
+    for task in tasks:
+        assert len(task.prompts) >= 5 and len({prompt.id for prompt in task.prompts}) == len(task.prompts)
+        words = [prompt.text.split() for prompt in task.prompts]
+        for before, after in itertools.pairwise(words):
+            assert len(set(before) & set(after)) > len(set(after)) / 2  # the same again,
+            assert before != after  # but not quite
+    (edits,) = pick(tasks, ["edit-file"])
+    for before, after in itertools.pairwise(edits.prompts):  # each as the last edit left it
+        done = before.text.rpartition(" with ")[2].rstrip(".")
+        assert done in after.text and done not in before.text.rpartition("Write")[0]
 
 
 def test_code_keeps_its_indentation():

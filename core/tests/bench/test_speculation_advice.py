@@ -60,6 +60,15 @@ def test_a_measured_loss_comes_before_all_else(rate):
     assert "shorten num_speculative_tokens, try another method, or leave speculation out" in advice.line
 
 
+def test_nothing_is_to_be_shortened_where_core_chooses_the_length():
+    low, loss = advise(figures(0.1), adaptive=True), advise(figures(0.1), speedup=0.9, adaptive=True)
+    assert low.line == "10% of the drafts were accepted, less than 40%: try another method"
+    assert loss.line.endswith("10% of the drafts were accepted): try another method, or leave speculation "
+                              "out for this work")  # fmt: skip
+    assert advise(figures(0.9), adaptive=True) == advise(figures(0.9))  # the most may be too little
+    assert Advisor(adaptive=True).tell(figures(0.1)).line == low.line
+
+
 def test_without_a_plain_run_only_a_certain_loss_is_told():
     # Seven tokens a step, drafts in six times the target's time: even free verification could not help.
     assert advise(figures(0.6, propose=5.9)) is None

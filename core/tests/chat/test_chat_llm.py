@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError
-from specdecode.engine.advice import Advisor
+from specdecode.engine.advice import Advisor, SpeculationFigures
 from specdecode.testing.tiny import tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -124,3 +124,14 @@ def test_a_run_is_followed_by_advice_on_what_it_counted(engines, caplog, monkeyp
         now[0] = 61.0
         drafting.chat(CONVERSATIONS[0], GREEDY.clone(max_tokens=200), use_tqdm=False)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_advice_knows_who_chooses_the_length(tmp_path, adaptive):
+    poor = SpeculationFigures(
+        drafts=100, draft_tokens=400, accepted=40, decode_steps=100, decode_tokens=140, target_seconds=1.0
+    )
+    config = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": adaptive}
+    with LLM(str(tiny_checkpoint(tmp_path)), dtype="float32", speculative_config=config) as llm:
+        line = llm._advisor.tell(poor).line
+    assert "try another method" in line and ("shorten num_speculative_tokens" in line) is not adaptive

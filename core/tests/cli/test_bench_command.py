@@ -18,6 +18,7 @@ ROW = {
     "acceptance_per_position",
     "identical",
     "synthetic",
+    "lossy",
     "acceptance_rate",
     "drafts_per_target_step",
     "cost_ratio",
@@ -140,6 +141,17 @@ def test_synthetic_acceptance_is_marked_and_no_failure(invoke, tiny_model, promp
     assert speculative["acceptance_length"] == 1
 
 
+def test_adaptive_lengths_are_measured_like_fixed_ones(invoke, tiny_model, prompts):
+    result = invoke(
+        "bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "24", "--ignore-eos", "--adaptive",
+        "--batch-size", "2", "--json", *NGRAM,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert all(row["identical"] for row in report["rows"])
+    assert report["environment"]["speculative_config"]["adaptive"] is True
+
+
 def test_the_table_names_every_row(invoke, tiny_model, prompts):
     result = invoke("bench", "-m", tiny_model, "--prompts", prompts, "--max-tokens", "8", *NGRAM)
     assert result.exit_code == 0, result.output
@@ -216,6 +228,8 @@ def test_a_difference_is_told_and_ends_with_status_1(invoke, tiny_model, prompts
         (("--dataset", "nowhere.json"), "dataset: cannot read nowhere.json"),
         (("--dataset", "a", "--prompts", "b"), "--prompts and --dataset are both given"),
         (("--dataset", "a", "--dataset-format", "gsm8k"), "dataset-format must be one of jsonl, sharegpt"),
+        (("--dataset", "repetitive", "--task", "chat"), "there are agent-loop, edit-file, fill-template"),
+        (("--dataset", "repetitive", "--task", "edit-file"), "all 5 prompts are longer than"),
         (("--spec-model", "no/such/draft"), "no/such/draft"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--output", "no/such/place.json"), "--output: there is no folder no/such to write place.json in"),

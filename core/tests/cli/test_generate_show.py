@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import pytest
 from rich.console import Console
-from specdecode.cli.show import Segment, legend, marked, print_marked, segments
+from specdecode.api.segments import Segment, segments
+from specdecode.cli.show import legend, marked, print_marked
 
 
 class Bytes:

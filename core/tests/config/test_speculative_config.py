@@ -83,9 +83,13 @@ def test_what_is_no_mapping(given, message):
         ("method", 3, "must be a string or None, got 3"),
         ("disable_by_batch_size", 1, "must be at least 2, got 1"),
         ("disable_by_batch_size", "8", "must be an integer or None, got '8'"),
-        ("adaptive", True, "must be False in this version, got True: the draft-length controller is not"),
         ("adaptive", 1, "must be true or false, got 1"),
-        ("rejection_sample_method", "typical", "must be 'invariant' or 'standard' or 'block' or"),
+        ("num_speculative_tokens_per_batch_size", [], "must be entries [low, high, tokens] with low <="),
+        ("num_speculative_tokens_per_batch_size", [[2, 4, 3]], "must be entries [low, high, tokens] with"),
+        ("num_speculative_tokens_per_batch_size", [[1, 4, 3], [4, 8, 1]], "must be entries [low, high, to"),
+        ("num_speculative_tokens_per_batch_size", [[1, 4, -1]], "must be entries [low, high, tokens] with"),
+        ("posterior_threshold", 0.0, "must be above 0 and at most 1, got 0.0"),
+        ("posterior_alpha", 1.5, "must be above 0 and at most 1, got 1.5"),
         ("rejection_sample_method", "strict", "must be one of 'invariant', 'standard', 'block',"),
         ("synthetic_acceptance_rates", [0.5, 0.6], "must be numbers from 0 to 1, none larger than the one"),
         ("synthetic_acceptance_rates", [1.5], "must be numbers from 0 to 1, none larger than the one before"),
@@ -101,7 +105,13 @@ def test_policy_keys_are_checked(key, value, message):
 
 
 @pytest.mark.parametrize(
-    ("rule", "probs"), [("invariant", Probs.NONE), ("standard", Probs.FULL), ("block", Probs.FULL)]
+    ("rule", "probs"),
+    [
+        ("invariant", Probs.NONE),
+        ("standard", Probs.FULL),
+        ("block", Probs.FULL),
+        ("typical", Probs.NONE),
+    ],
 )
 def test_rules_that_are_built(rule, probs):
     policy = structure(Policy, {"rejection_sample_method": rule}, "speculative_config")
@@ -133,12 +143,30 @@ def test_synthetic_acceptance_is_said_once_and_to_its_rule(given, message):
     structure(Policy, SYNTHETIC | LENGTH, "speculative_config")
 
 
+def test_thresholds_are_said_to_the_typical_rule():
+    given = {"posterior_threshold": 0.2, "posterior_alpha": 0.4}
+    structure(Policy, given | {"rejection_sample_method": "typical"}, "speculative_config")
+    with pytest.raises(ConfigError, match="posterior_threshold and posterior_alpha have no effect under"):
+        structure(Policy, given, "speculative_config")
+
+
+def test_one_way_of_choosing_lengths():
+    given = {"adaptive": True, "num_speculative_tokens_per_batch_size": [[1, 8, 4]]}
+    with pytest.raises(ConfigError, match="both choose the draft length: leave one out"):
+        structure(Policy, given, "speculative_config")
+    for key, value in given.items():
+        structure(Policy, {key: value}, "speculative_config")
+
+
 def test_values_of_today_pass():
     given = {
         "method": "m",
         "disable_by_batch_size": 2,
+        "num_speculative_tokens_per_batch_size": ((1, 16, 3), (64, 128, 0)),
         "adaptive": False,
         "rejection_sample_method": "invariant",
+        "posterior_threshold": None,
+        "posterior_alpha": None,
         "synthetic_acceptance_rates": None,
         "synthetic_acceptance_length": None,
     }

@@ -18,9 +18,12 @@ class Paged:
     def __init__(self, decoder, *, block_size=4, num_blocks=300, seed=0):
         self.decoder, self.block_size, self.device = decoder, block_size, decoder.device
         config = decoder.config
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (num_blocks, block_size, config.num_kv_heads)
         self.caches = [
-            tuple(torch.zeros(shape, dtype=decoder.dtype, device=self.device) for _ in range(2))
+            tuple(
+                torch.zeros((*shape, dim), dtype=decoder.dtype, device=self.device)
+                for dim in (config.head_dim, config.value_dim)
+            )
             for _ in range(config.num_layers)
         ]
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1

@@ -92,6 +92,31 @@ def test_load_weights(checkpoint):
     assert {name: t.shape for name, t in load_weights(checkpoint)} == {
         name: t.shape for name, t in stored.items()
     }
+    some = {"model.norm.weight", "lm_head.weight", "none.of.these"}
+    assert {name for name, _ in load_weights(checkpoint, some)} == some & set(stored)
+
+
+@pytest.mark.parametrize("model_type", ["mimo", "qwen2"])
+def test_mimo_is_read_as_what_its_body_is(tmp_path, model_type, caplog):
+    """transformers has no config of that name; the layers that it drafts with are no part of the body."""
+    path = tiny_checkpoint(tmp_path, "qwen2")
+    fields = json.loads((path / "config.json").read_text())
+    plain = load(path)
+    fields |= {"model_type": model_type, "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    fields |= {"auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"}, "rope_theta": 640000.0}
+    del fields["rope_parameters"]
+    (path / "config.json").write_text(json.dumps(fields))
+    stored = load_file(path / "model.safetensors")
+    save_file(
+        stored | {"model.mtp_layers.0.input_proj.weight": torch.zeros(2, 2)}, path / "model.safetensors"
+    )
+    files = resolve_model(path)
+    assert (files.architecture, files.hf_config.num_nextn_predict_layers) == ("MiMoForCausalLM", 1)
+    assert files.hf_config.rope_parameters["rope_theta"] == 640000.0
+    mimo = load(path)
+    x = torch.randn(3, 64)
+    assert torch.equal(mimo.layers[1].mlp(x), plain.layers[1].mlp(x))
+    assert not caplog.records  # every tensor has its use
 
 
 def test_a_hub_id_is_found_in_the_offline_cache(checkpoint, tmp_path, monkeypatch):

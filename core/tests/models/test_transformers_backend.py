@@ -24,6 +24,23 @@ SHAPE = {
     "max_position_embeddings": 128,
 }
 SLIDING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+#: Values of another size than keys.
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
 
 #: name -> model type, and fields of its config.
 MODELS = {
@@ -54,6 +71,8 @@ MODELS = {
     "cohere": ("cohere", SHAPE | {"logit_scale": 0.5}),
     "gpt_neox": ("gpt_neox", {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
     "mixtral": ("mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe": ("glm4_moe", SHAPE | EXPERTS | {"head_dim": 32, "use_qk_norm": True}),
+    "deepseek_v3": ("deepseek_v3", SHAPE | EXPERTS | LATENT),
 }
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -262,7 +281,7 @@ MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
         ),
         ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "add_cross_attention": True}, ["encoder"]),
         ("phimoe", SHAPE | {"sliding_window": 8, "num_local_experts": 4}, ["pass its sliding window on"]),
-        ("deepseek_v3", {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}, ["KV heads differ"]),
+        ("gemma4_text", SHAPE | SLIDING | {"head_dim": 16, "global_head_dim": 32}, ["KV heads differ"]),
         ("llama4_text", SHAPE | {"num_local_experts": 4}, ["chunked_attention"]),
     ],
 )

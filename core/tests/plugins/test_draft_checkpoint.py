@@ -57,7 +57,7 @@ def test_a_truncated_file(folder):
 def test_what_is_missing_is_named(tmp_path, folder):
     assert "holds no safetensors file" in fault(folder)
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    assert "as a pickle only (pytorch_model.bin); convert it to safetensors" in fault(folder)
+    assert "pytorch_model.bin is no pickle of torch 1.6 or later" in fault(folder)
     (folder / "config.json").write_text("{")
     assert "config.json is not valid JSON" in fault(folder)
     (folder / "config.json").write_text("[]")

@@ -142,6 +142,8 @@ NEEDS = {
     "scratch_bytes": 0,
     "ranks": "leader",
     "memory": "request",
+    "scores": False,
+    "continues": False,
     "children": [],
 }
 

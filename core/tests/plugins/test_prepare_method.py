@@ -134,16 +134,27 @@ def test_policy_and_method_keys_are_refused_together(manager, target):
         "num_speculative_token": 3,
         "adaptve": True,
         "disable_by_batch_size": 1,
-        "rejection_sample_method": "typical",
+        "posterior_alpha": 2.0,
     }
     assert set(faults(manager, given, target)) == {
         "speculative_config.disable_by_batch_size must be at least 2, got 1",
-        "speculative_config.rejection_sample_method must be 'invariant' or 'standard' or 'block' or "
-        "'synthetic' in this version, got 'typical', which is not built yet",
+        "speculative_config.posterior_alpha must be above 0 and at most 1, got 2.0",
         "speculative_config.num_speculative_tokens is required: draft tokens proposed a step, 1 to 1024",
         "speculative_config.num_speculative_token is not a known key; did you mean 'num_speculative_tokens'?",
         "speculative_config.adaptve is not a known key; did you mean 'adaptive'?",
     }
+
+
+def test_fewer_drafts_than_were_declared(manager, target):
+    """What ``Proposer.most`` tells behind ``bind``."""
+    prepared = prepare(manager, {"method": "chain", "num_speculative_tokens": 5}, target)
+    assert prepared.narrowed(None) is prepared
+    fewer = prepared.narrowed(3)
+    assert (fewer.needs.width, fewer.needs.depth) == (3, 3) and prepared.needs.width == 5
+    assert fewer.policy is prepared.policy and fewer.method == "chain"
+    for most in (0, 6):
+        with pytest.raises(PluginError, match=rf"width=5.*most={most}: .* between 1 and that"):
+            prepared.narrowed(most)
 
 
 def test_a_method_that_is_no_name(manager, target):
@@ -229,6 +240,64 @@ def test_a_fault_of_a_child_says_where(manager, target):
     )
 
 
+def list_needs(config, ctx):
+    children = [
+        ctx.needs_of(keys.get("method"), {k: v for k, v in keys.items() if k != "method"}, f"{name}[{i}]")
+        for name in ("first", "second")
+        for i, keys in enumerate([getattr(config, name)])
+    ]
+    return Needs.union(*children)
+
+
+class Listing:
+    """A method that names its children's fields, and one that blames the root for its own."""
+
+    @hookimpl
+    def specdecode_proposers(self):
+        def blames(config, ctx):
+            raise ConfigError(f"speculative_config.model: of no use at {config.num_speculative_tokens}")
+
+        yield spec("listing", PairConfig, list_needs)
+        yield spec("blaming", needs=blames)
+
+
+def test_children_are_named_by_a_field_of_their_parent(manager, target, head):
+    manager.register(Listing(), "listing")
+    two = {"num_speculative_tokens": 2}
+    given = {"method": "listing", "first": {"method": "chain", **two}, "second": {"model": str(head), **two}}
+    assert [child.width for child in prepare(manager, given, target).needs.children] == [2, 2]
+    wrong = {"method": "chain", "num_speculative_tokens": 0}
+    path = "speculative_config.first[0]"
+    for first, fault in (
+        (wrong, f"{path}.num_speculative_tokens must be between 1 and 1024, got 0"),
+        ({"method": 3}, f"{path}.method must be a string, got 3"),
+        ({"method": "blaming", **two}, f"{path}.model: of no use at 2"),
+        # Children of children: what bears a path already is not moved again.
+        (
+            {"method": "listing", "first": {"method": "blaming", **two}, "second": {}},
+            f"{path}.first[0].model: of no use at 2",
+        ),
+    ):
+        assert faults(manager, {**given, "first": first}, target) == (fault,)
+    (fault,) = faults(manager, {**given, "first": two}, target)
+    assert fault.startswith(f"{path} names neither method nor model; set {path}.method to one of")
+
+
+def test_the_methods_that_could_be_used_are_told(manager, target):
+    told = []
+
+    class Asking:
+        @hookimpl
+        def specdecode_proposers(self):
+            yield spec("asking", needs=lambda config, ctx: told.extend(ctx.methods) or chain(config, ctx))
+
+    manager.register(Asking(), "asking")
+    prepare(manager, {"method": "asking", "num_speculative_tokens": 1}, target)
+    names = [spec.name for spec in told]
+    assert {"asking", "chain", "head", "pair"} <= set(names) and names == sorted(names)
+    assert "heavy" not in names  # what it imports is not there
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -256,3 +325,37 @@ def test_children_that_differ_from_the_declared_ones(manager, target, method, me
 def test_a_plugin_that_breaks_the_contract(manager, target, method, message):
     with pytest.raises(PluginError, match=f"method '{method}' of in-process: {message}"):
         prepare(manager, {"method": method, "num_speculative_tokens": 2}, target).build(1)
+
+
+def test_the_targets_own_checkpoint_is_read_once_when_it_is_asked_for(target, head):
+    """For methods whose weights the target's files hold."""
+    asked = []
+
+    def reader(path, revision=None, *, field):
+        from specdecode.plugins import read_checkpoint
+
+        asked.append((path, revision, field))
+        return read_checkpoint(head)
+
+    def needs(config, ctx):
+        assert ctx.draft is None
+        assert "fc.weight" in ctx.target_checkpoint.tensors and "fc.weight" in ctx.target_checkpoint.tensors
+        return chain(config, ctx)
+
+    def build(config, ctx):
+        return Scripted(config, ctx, [ctx.target_checkpoint])
+
+    class Own:
+        @hookimpl
+        def specdecode_proposers(self):
+            yield spec("own", needs=needs, build=build)
+            yield spec("other")
+
+    manager = PluginManager(allow=())
+    manager.register(Own(), "test")
+    length = {"num_speculative_tokens": 2}
+    prepare(manager, {"method": "other", **length}, target, reader=reader)
+    assert asked == []
+    built = prepare(manager, {"method": "own", **length}, target, reader=reader).build(max_num_seqs=4)
+    assert built.children[0].path == head
+    assert asked == [(target.path, None, "model")]

@@ -57,9 +57,9 @@ def test_accepted_drafts_come_whatever_the_target_drew():
     assert take([10, 11, 12], [5, 6], 2) == Verdict((0, 1), (5, 6, 12))
 
 
-def test_it_alone_is_not_lossless():
+def test_it_is_not_lossless():
     synthetic = rule("synthetic", Synthetic((0.5,)))
-    assert not synthetic.lossless and not synthetic.trees
+    assert not synthetic.lossless and not synthetic.trees and synthetic.mark == "synthetic"
     assert all(RULES[name].lossless for name in ("invariant", "standard", "block"))
 
 
@@ -109,7 +109,7 @@ def test_a_run_advances_by_the_rates_and_says_so(checkpoint, caplog, late):
 def test_other_rules_mark_nothing(checkpoint):
     with engine(checkpoint, {"method": "scripted-eagle", "num_speculative_tokens": 2}) as llm:
         (output,) = llm.generate([{"prompt_token_ids": [60]}], PARAMS, use_tqdm=False)
-        assert not output.metrics.synthetic
+        assert not output.metrics.synthetic and output.metrics.lossy is None
         assert not any(metric.labels for metric in llm.get_metrics())
 
 

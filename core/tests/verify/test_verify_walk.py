@@ -82,7 +82,7 @@ def test_lengths_that_do_not_fit_are_an_error(targets, ids, parents):
 
 def test_the_registry():
     assert rule("invariant").compare is walk and rule("invariant").weigh is None
-    for name in ("standard", "block"):
+    for name in ("standard", "block", "typical"):
         assert rule(name).compare is walk and rule(name).weigh is not None
-    with pytest.raises(Unsupported, match=r"rejection_sample_method='typical'.*'invariant'"):
-        rule("typical")
+    with pytest.raises(Unsupported, match=r"rejection_sample_method='lucky'.*'invariant'"):
+        rule("lucky")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from specdec_eagle.testing import write_head
 from specdecode import LLM, SamplingParams
 from specdecode.testing.invariants import check_core
@@ -102,7 +101,14 @@ def test_at_batch_8_and_1_cold_and_warm(target, heads, plain, head, shape, order
 
 @in_both_orders
 @pytest.mark.parametrize(
-    ("head", "shape"), [("eagle", "chain"), ("eagle3", "fixed"), ("eagle3-reduced", "grown")]
+    ("head", "shape"),
+    [
+        ("eagle", "chain"),
+        ("eagle", "grown"),
+        ("eagle3", "chain"),
+        ("eagle3", "fixed"),
+        ("eagle3-reduced", "grown"),
+    ],
 )
 @pytest.mark.parametrize(
     "options",
@@ -122,12 +128,38 @@ def test_chunked_preempted_and_uncached(target, heads, plain, head, shape, optio
     check_core(engine.llm.llm_engine.core)
 
 
-@pytest.mark.parametrize(("head", "shape"), [("eagle", "chain"), ("eagle3", "grown")])
-def test_after_a_spell_without_drafts(target, heads, plain, head, shape):
+@in_both_orders
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("head", ["eagle", "eagle3"])
+def test_after_a_spell_without_drafts(target, heads, plain, head, shape, order):
     """With 3 requests and more nothing is drafted; what is left of them afterwards is."""
-    engine = Engine(target, config(heads, head, shape, disable_by_batch_size=3))
+    engine = Engine(target, config(heads, head, shape, disable_by_batch_size=3), order)
     assert engine(*requests()) == plain
     assert engine.metric("vllm:spec_decode_num_drafts") > 0
+    check_core(engine.llm.llm_engine.core)
+
+
+@pytest.mark.parametrize(("head", "shape"), [("eagle", "chain"), ("eagle3", "fixed"), ("eagle3", "grown")])
+def test_drafts_behind_a_spell_are_those_of_a_request_without_one(target, heads, head, shape):
+    """What was fed meanwhile was true. Blocks begin elsewhere at first, and together again further on."""
+    spells = config(heads, head, shape, disable_by_batch_size=3)
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    short = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    others = requests(4)[0][1:]
+
+    def sources(prompt, *neighbours):
+        inputs = [{"prompt_token_ids": own} for own in (prompt, *neighbours)]
+        params = [long, *[short] * len(neighbours)]
+        output = Engine(target, spells).llm.generate(inputs, params, use_tqdm=False)[0].outputs[0]
+        return list(output.token_sources)
+
+    prompts = ([first, first + 1, first + 2] for first in range(20, 280, 13))
+    prompt, alone = next((p, own) for p in prompts if "draft" in (own := sources(p))[30:50])
+    beside = sources(prompt, *others)
+    assert "draft" not in beside[:8]
+    starts = [{at for at, source in enumerate(own) if source == "target"} for own in (alone, beside)]
+    common = min(at for at in starts[0] & starts[1] if at > 12) + 1
+    assert common < 30 and alone[common:] == beside[common:]
 
 
 @pytest.mark.parametrize("shape", ["chain", "fixed"])
@@ -172,11 +204,46 @@ def test_a_chain_ends_where_confidence_falls(target, heads, plain):
     assert drafts < unsure.metric(name) < sure.metric(name)  # at least one token, often no more
 
 
-def test_sampled_trees_rank_with_the_targets_noise():
-    from specdec_eagle.trees import confidence
+@in_both_orders
+@pytest.mark.parametrize("head", ["eagle3", "eagle3-reduced"])
+def test_where_confidence_falls_drafting_ends_on_a_cpu(target, heads, plain, monkeypatch, head, order):
+    """The drafts are those of all steps, of which a GPU leaves out none; fewer are computed."""
+    from specdec_eagle import proposer
 
-    greedy = torch.tensor([[-0.1, -3.0]])
-    assert torch.equal(confidence(greedy), greedy)  # EAGLE-2's own
-    sampled = confidence(torch.tensor([[4.0, 1.0, -torch.inf]]))
-    torch.testing.assert_close(sampled, torch.tensor([[4.0, 1.0, -torch.inf]]).log_softmax(-1))
-    assert bool((confidence(torch.full((1, 2), -torch.inf)) == -torch.inf).all())
+    forward, calls = proposer.EagleProposer.propose, []
+
+    def propose(self, step, out):
+        inner, count = self._head.forward, 0
+
+        def counted(*args, **kwargs):
+            nonlocal count
+            count += 1
+            return inner(*args, **kwargs)
+
+        self._head.forward = counted
+        try:
+            forward(self, step, out)
+        finally:
+            del self._head.forward
+        calls.append((count, int(out.lens.max())))
+        most = step.budget.minimum(step.room).tolist()
+        for scores, length, limit in zip(out.score.tolist(), out.lens.tolist(), most, strict=True):
+            assert all(score >= 0.05 for score in scores[: max(0, length - 1)])
+            assert length == limit or scores[length - 1] < 0.05
+
+    monkeypatch.setattr(proposer.EagleProposer, "propose", propose)
+    made = []
+    for ends in (True, False):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            if not ends:
+                patch.setattr(proposer, "all_drafted", lambda lens, drafted: False)
+            engine = Engine(target, config(heads, head, "chain", confidence_threshold=0.05), order)
+            assert engine(*requests()) == plain
+        made.append([engine.metric(f"vllm:spec_decode_num_{name}") for name in ("draft_tokens", "drafts")])
+        if ends:  # one for the feed, one for each token behind the first
+            assert all(count == max(1, most) for count, most in calls)
+            assert {most for _, most in calls} > {0, 1}
+        else:
+            assert max(count for count, most in calls if most == 1) == 4
+    assert made[0] == made[1]

@@ -62,14 +62,20 @@ def drafts_of(proposer, needs, source):
     shape = (len(source.texts), needs.width)
     if needs.place is Place.HOST:
         out = Drafts(
-            ids=np.zeros(shape, np.int64), lens=np.zeros(shape[0], np.int64), parents=None, score=None
+            ids=np.zeros(shape, np.int64),
+            lens=np.zeros(shape[0], np.int64),
+            parents=None,
+            score=np.zeros(shape, np.float32),
         )
     else:
         ids = torch.full(shape, -7, device=source.device)
         out = Drafts(ids=ids, lens=torch.zeros(shape[0], dtype=torch.int64, device=source.device),
-                     parents=None, score=None)  # fmt: skip
+                     parents=None, score=torch.zeros(shape, device=source.device))  # fmt: skip
     proposer.propose(StepView(needs, source), out)
-    return [ids[:count] for ids, count in zip(out.ids.tolist(), out.lens.tolist(), strict=True)]
+    counts = out.lens.tolist()
+    ids = [own[:count] for own, count in zip(out.ids.tolist(), counts, strict=True)]
+    scores = [own[:count].tolist() for own, count in zip(np.asarray(out.score).round(4), counts, strict=True)]
+    return ids, scores
 
 
 def on_host(config, source):

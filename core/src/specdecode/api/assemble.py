@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,12 +40,13 @@ from ..layers import RotatingBackend
 from ..layers.flashinfer_backend import flashinfer_backend
 from ..plugins import PluginManager, Prepared, default_manager, prepare, read_checkpoint
 from ..runner.graphs import row_buckets
-from ..runner.profiling import measure_steps
+from ..runner.profiling import measure_steps, target_costs
 from ..runner.runner import ModelRunner
-from ..verify import Rule, Synthetic, rule
+from ..verify import Rule, Synthetic, Typical, rule
 from .args import EngineArgs
+from .drafting_pace import check_schedule, make_pacer, most_tokens, widths_of
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
-from .overlapping import make_steady, max_slots, overlaps
+from .overlapping import captures, make_steady, max_slots, overlaps
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class LoadedTarget:
     device: torch.device
     dtype: torch.dtype
     modules: Mapping[str, Any]
-    load_weights: Callable[[Any], Any] = models.load_weights
+    load_weights: Callable[..., Any] = models.load_weights
     rank: int = 0
 
 
@@ -125,18 +127,20 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         proposer = _load_proposer(prepared, args, model, target)
 
     layers, drafts = _kv_layers(target, needs)
-    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes)
+    widths = widths_of(prepared)
+    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths))
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
     remedy = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else runs there"
     with stage("allocating the KV cache", target.device, remedy=remedy, plan=memory):
         store = KVStore(memory.num_blocks, args.block_size, layers, drafts, target.device)
     runner = ModelRunner(model, store, pool, target.device, needs, max_slots(args, info, needs))
-    core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
     remedy = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True"
     with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
-        if proposer is not None:
-            _bind(proposer, args, store, info)
+        if prepared is not None and proposer is not None:
+            _bind(proposer, args, runner, info)
+            prepared = prepared.narrowed(proposer.most)
+        core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
         core.prepare()
     return Engine(
         core=core,
@@ -158,6 +162,7 @@ def _plan_memory(
     layers: list[LayerShape],
     drafts: list[list[LayerShape]],
     draft_bytes: int,
+    num_widths: int,
 ) -> MemoryPlan:
     """Measure what the largest steps take, and give KV the rest."""
     remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model"
@@ -172,7 +177,7 @@ def _plan_memory(
             max_len=target.info.max_model_len,
         )
     captured = overlaps(args, target.device) and not args.enforce_eager
-    num_graphs = len(row_buckets(args.max_num_seqs)) * (2 if needs else 1) if captured else 0
+    num_graphs = len(row_buckets(args.max_num_seqs)) * num_widths if captured else 0
     return plan_memory(
         args,
         model,
@@ -212,7 +217,8 @@ def _manager(args: EngineArgs) -> PluginManager:
 def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetInfo) -> Prepared | None:
     if args.speculative_config is None:
         return None
-    prepared = prepare(manager, args.speculative_config, target, reader=_read_draft)
+    reader = functools.partial(_read_draft, dummy=args.load_format == "dummy")
+    prepared = prepare(manager, args.speculative_config, target, reader=reader)
     verification = _rule(prepared)
     if args.shadow_rate and (verification.weigh is not None or not verification.lossless):
         raise Unsupported(
@@ -222,29 +228,43 @@ def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetIn
             "shadow_rate out"
         )
     check_needs(prepared.needs, prepared.method, target, verification)
-    if not verification.lossless:
+    check_schedule(prepared)
+    if verification.mark is not None:
         logger.warning(
-            "rejection_sample_method=%r accepts drafts by rate, whatever their tokens: the output is not "
-            "the model's. It is for benchmarks, and all that is measured with it is marked as synthetic",
+            "rejection_sample_method=%r %s, and all that is measured with it is marked as %s",
             verification.name,
+            _LOSSES[verification.name],
+            verification.mark,
         )
     return prepared
 
 
 def _read_draft(
-    path: str | Path, revision: str | None = None, *, field: str = "speculative_config.model"
+    path: str | Path,
+    revision: str | None = None,
+    *,
+    field: str = "speculative_config.model",
+    dummy: bool = False,
 ) -> CheckpointInfo:
     """The headers of a draft checkpoint; a GGUF file is converted first, as a target is."""
     given = Path(path).expanduser()
     if given.is_file() and given.suffix == ".gguf":
         path = models.resolve_model(given).path
-    return read_checkpoint(path, revision, field=field)
+    return read_checkpoint(path, revision, field=field, dummy=dummy)
 
 
 def _rule(prepared: Prepared | None) -> Rule:
     if prepared is None:
         return rule("invariant")
     policy = prepared.policy
+    if policy.rejection_sample_method == "typical":
+        defaults = Typical()
+        return rule(
+            "typical",
+            typical=Typical(
+                policy.posterior_threshold or defaults.threshold, policy.posterior_alpha or defaults.alpha
+            ),
+        )
     if policy.rejection_sample_method != "synthetic":
         return rule(policy.rejection_sample_method)
     rates, length = policy.synthetic_acceptance_rates, policy.synthetic_acceptance_length
@@ -264,18 +284,20 @@ def _kv_layers(
 ) -> tuple[list[LayerShape], list[list[LayerShape]]]:
     """The target's layers, and the proposer's for each KVSpec."""
     info = target.info
-    shape = LayerShape(info.num_kv_heads, info.head_dim, info.head_dim, target.dtype)
+    shape = LayerShape(info.num_kv_heads, info.head_dim, info.value_dim or info.head_dim, target.dtype)
     drafts = [draft_layers(spec, target.dtype) for spec in needs.kv] if needs else []
     return [shape] * info.num_layers, drafts
 
 
-def _bind(proposer: Proposer, args: EngineArgs, store: KVStore, info: TargetInfo) -> None:
+def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: TargetInfo) -> None:
+    captured = captures(args, runner)
     proposer.bind(
         Resources(
-            kv=store.drafts,
+            kv=runner.store.drafts,
             block_size=args.block_size,
             max_num_seqs=args.max_num_seqs,
             max_model_len=info.max_model_len,
+            costs=lambda points: target_costs(runner, points, captured=captured),
         )
     )
     proposer.warm((), lambda fn, bucket: fn)  # ``propose`` is captured as part of the step
@@ -297,6 +319,14 @@ def _attention_backend(args: EngineArgs, target: ResolvedTarget) -> RotatingBack
         return None
     return flashinfer_backend(target.device, target.dtype)
 
+
+#: What the output is under a rule that is not lossless.
+_LOSSES = {
+    "typical": "accepts drafts that the model would not have drawn, where they are likely enough: the output "
+    "has not its law, sampled text above all",
+    "synthetic": "accepts drafts by rate, whatever their tokens: the output is not the model's. It is for "
+    "benchmarks",
+}
 
 #: Why a rule cannot decide trees.
 _CHAINS_ONLY = {
@@ -363,11 +393,14 @@ def _core(
     strict: bool,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
-    metrics = EngineMetrics(needs.depth if needs else 0, synthetic=not verification.lossless)
+    metrics = EngineMetrics(needs.depth if needs else 0, mark=verification.mark)
     drafting = None
     if prepared is not None and proposer is not None:
         policy = DraftPolicy(
-            width=prepared.needs.width, disable_by_batch_size=prepared.policy.disable_by_batch_size
+            width=prepared.needs.width,
+            disable_by_batch_size=prepared.policy.disable_by_batch_size,
+            per_batch_size=prepared.policy.num_speculative_tokens_per_batch_size,
+            pacer=make_pacer(prepared, metrics),
         )
         guarded = GuardedProposer(proposer, prepared.method, strict=strict)
         metrics.follow("specdecode:proposer_failures", lambda: guarded.failures)
@@ -401,4 +434,13 @@ def _core(
     }
     if not overlaps(args, runner.device):
         return EngineCore(**parts)
-    return OverlappedEngineCore(steady=make_steady(args, runner, info, needs, verification), **parts)
+    steady = make_steady(
+        args,
+        runner,
+        info,
+        needs,
+        verification,
+        widths=widths_of(prepared),
+        most_tokens=most_tokens(prepared),
+    )
+    return OverlappedEngineCore(steady=steady, **parts)

@@ -65,7 +65,7 @@ class LLMEngine:
         self.plugins = engine.manager
         self._eos_ids = engine.eos_ids
         self._defaults = engine.defaults
-        self._synthetic = not engine.core.verification.rule.lossless
+        self._rule = engine.core.verification.rule
         self._unseeded = UnseededStream(args.seed)
         self._bad_words = functools.lru_cache(
             functools.partial(_bad_words, self.tokenizer, self.target.vocab_size)
@@ -109,7 +109,7 @@ class LLMEngine:
                 raise ConfigError(*faults)
         self._bad_words(params.bad_words or ())
         if params.structure is not None:
-            if self._synthetic:
+            if self._rule.synthetic is not None:
                 raise ConfigError(
                     "structured_outputs cannot be kept under rejection_sample_method='synthetic', which "
                     "accepts drafts whatever their tokens: use another rule, or leave structured_outputs out"
@@ -220,13 +220,19 @@ class LLMEngine:
         stops = {*eos_ids, *params.stop_token_ids}
         return self._grammars.start(params.structure, may_stop=not stops.isdisjoint(self._eos_ids))
 
-    def abort_request(self, request_id: str | Sequence[str]) -> None:
-        """End requests now; unknown and ended ones are passed over."""
+    def abort_request(self, request_id: str | Sequence[str]) -> list[RequestOutput]:
+        """End requests now, and return their last outputs; unknown and ended ones are passed over."""
+        outputs: list[RequestOutput] = []
         for name in [request_id] if isinstance(request_id, str) else request_id:
             group = self._groups.pop(name, None)
-            for state in group.states if group else ():
+            if group is None:
+                continue
+            for state in group.states:
                 self.core.abort(state.request)
                 self._group_of.pop(state.request, None)
+            if len(group.states) == group.params.n:  # else it was never queued as a whole
+                outputs.append(self._output(group, finished=True))
+        return outputs
 
     def has_request(self, request_id: str) -> bool:
         """Whether a request of that id runs or waits."""
@@ -292,7 +298,7 @@ class LLMEngine:
             outputs=[self._completion(group, state, delta) for state in group.states],
             finished=finished,
             prompt_logprobs=self._prompt_logprobs(group, delta),
-            metrics=_metrics(group, synthetic=self._synthetic),
+            metrics=_metrics(group, lossy=self._rule.mark),
             num_cached_tokens=group.states[0].request.stats.cached_tokens,
         )
 
@@ -378,7 +384,7 @@ def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWo
     return BadWords.of(words, encode, vocab_size)
 
 
-def _metrics(group: RequestGroup, *, synthetic: bool) -> RequestMetrics:
+def _metrics(group: RequestGroup, *, lossy: str | None) -> RequestMetrics:
     stats = [state.request.stats for state in group.states]
     first = [s.first_token for s in stats if s.first_token is not None]
     done = [s.finished for s in stats if s.finished is not None]
@@ -394,5 +400,5 @@ def _metrics(group: RequestGroup, *, synthetic: bool) -> RequestMetrics:
         draft_steps=sum(s.draft_steps for s in stats),
         steps=sum(s.steps for s in stats),
         preemptions=sum(s.preemptions for s in stats),
-        synthetic=synthetic,
+        lossy=lossy,
     )

@@ -34,6 +34,8 @@ OLD = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
     "spec_decoding_acceptance_method": "rejection_sample_method",
+    "typical_acceptance_sampler_posterior_threshold": "posterior_threshold",
+    "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
 }
 
 #: Old names of rules of verification, and today's.

@@ -40,7 +40,8 @@ class LLM:
         args = EngineArgs.of({"model": model, "speculative_config": speculative_config, **keywords})
         self.llm_engine = LLMEngine(args)
         self._ids = count()
-        self._advisor = Advisor()
+        drafting = self.llm_engine.core.drafting
+        self._advisor = Advisor(adaptive=drafting is not None and drafting.policy.pacer is not None)
 
     def generate(
         self,

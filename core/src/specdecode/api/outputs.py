@@ -53,7 +53,13 @@ class RequestMetrics:
     preemptions: int
     discarded: int = 0  #: drafts accepted behind the end of the output: a stop, an end-of-sequence token
     bonus: int = 0  #: output tokens that the target drew at the end of a verification that had drafts
-    synthetic: bool = False  #: drafts were accepted by rate, whatever their tokens: the text means nothing
+    #: the rule of verification, if the output has not the model's law: "typical", or "synthetic"
+    lossy: str | None = None
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether drafts were accepted by rate, whatever their tokens: the text means nothing."""
+        return self.lossy == "synthetic"
 
     @property
     def acceptance_length(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..contract import Needs, Place, Shape, TargetInfo, Tokens
@@ -25,10 +27,24 @@ def max_slots(args: EngineArgs, info: TargetInfo, needs: Needs | None) -> int:
     return (-(-slots // args.block_size) + 1) * args.block_size
 
 
+def captures(args: EngineArgs, runner: ModelRunner) -> bool:
+    """Whether steps are captured, on a GPU."""
+    # What of transformers' models can be captured is not known; what looks at a step's tensors cannot be.
+    looks = runner.check_writes or args.attention_backend == "flashinfer"
+    return isinstance(runner.model, Decoder) and not looks and not args.enforce_eager
+
+
 def make_steady(
-    args: EngineArgs, runner: ModelRunner, info: TargetInfo, needs: Needs | None, rule: Rule
+    args: EngineArgs,
+    runner: ModelRunner,
+    info: TargetInfo,
+    needs: Needs | None,
+    rule: Rule,
+    *,
+    widths: Sequence[int] = (),
+    most_tokens: int | None = None,
 ) -> SteadyStep:
-    """The step over seats for ``max_num_seqs`` rows, captured nowhere yet."""
+    """The step over seats for ``max_num_seqs`` rows, captured nowhere yet; see :class:`SteadyStep`."""
     width = needs.width if needs else 0
     seats = Seats(
         SeatShape(
@@ -43,12 +59,9 @@ def make_steady(
         ),
         runner.device,
     )
-    # What of transformers' models can be captured is not known; what looks at a step's tensors cannot be.
-    looks = runner.check_writes or args.attention_backend == "flashinfer"
-    capturable = isinstance(runner.model, Decoder) and not looks
-    graphs = Graphs(runner.device, enabled=capturable and not args.enforce_eager)
+    graphs = Graphs(runner.device, enabled=captures(args, runner))
     rates = None if rule.synthetic is None else torch.tensor(rule.synthetic.rates, device=runner.device)
-    return SteadyStep(runner, seats, graphs, rates=rates)
+    return SteadyStep(runner, seats, graphs, rates=rates, widths=widths, most_tokens=most_tokens)
 
 
 def reads_history(needs: Needs | None) -> bool:

@@ -35,8 +35,8 @@ def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> Tokenized
         if prompt.get(name) is not None:
             raise ConfigError(f"{where}.{name} is refused: only text and token ids are built so far")
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
-    if salt is not None and not (isinstance(salt, str) and salt):
-        raise ConfigError(f"{where}.cache_salt must be a string that is not empty, got {salt!r}")
+    if salt is not None and not (isinstance(salt, str) and salt and salt.isprintable()):
+        raise ConfigError(f"{where}.cache_salt must be a printable string that is not empty, got {salt!r}")
     if ids is None:
         if not isinstance(text, str):
             raise ConfigError(f"{where}.prompt must be a string, got {_shown(text)}")

@@ -32,6 +32,8 @@ _SECONDS = {
     "propose_seconds": "specdecode:propose_seconds",
 }
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+#: There is one where core chooses draft lengths.
+_EXPECTED_SPEEDUP = "specdecode:expected_speedup"
 _TOKEN_GAPS = "vllm:inter_token_latency_seconds"
 
 
@@ -52,7 +54,8 @@ class Counters:
     token_gaps: int = 0  #: requests that wrote more than one token
     token_gap_seconds: float = 0.0  #: sum over them of the mean time from token to token
     accepted_per_position: tuple[int, ...] = ()
-    synthetic: bool = False  #: drafts were accepted by rate, whatever their tokens
+    lossy: str | None = None  #: the rule of verification, if the output has not the model's law
+    adaptive: bool = False  #: core chose draft lengths
 
     @classmethod
     def read(cls, metrics: Iterable[Reading]) -> Counters:
@@ -67,10 +70,10 @@ class Counters:
             token_gaps=gaps["count"],
             token_gap_seconds=gaps["sum"],
             accepted_per_position=tuple(values.get(_PER_POSITION, ())),
-            synthetic=any(
-                metric.name == _PER_POSITION and metric.labels.get("acceptance") == "synthetic"
-                for metric in metrics
+            lossy=next(
+                (metric.labels.get("acceptance") for metric in metrics if metric.name == _PER_POSITION), None
             ),
+            adaptive=_EXPECTED_SPEEDUP in values,
         )
 
     def __sub__(self, earlier: Counters) -> Counters:
@@ -83,12 +86,19 @@ class Counters:
         mine, theirs = self.accepted_per_position, other.accepted_per_position
         length = max(len(mine), len(theirs))
         mine, theirs = (v + (0,) * (length - len(v)) for v in (mine, theirs))
-        numbers = attrs.asdict(self, filter=attrs.filters.exclude("accepted_per_position", "synthetic"))
+        others = ("accepted_per_position", "lossy", "adaptive")
+        numbers = attrs.asdict(self, filter=attrs.filters.exclude(*others))
         return Counters(
             **{name: value + sign * getattr(other, name) for name, value in numbers.items()},
             accepted_per_position=tuple(a + sign * b for a, b in zip(mine, theirs, strict=True)),
-            synthetic=self.synthetic or other.synthetic,
+            lossy=self.lossy or other.lossy,
+            adaptive=self.adaptive or other.adaptive,
         )
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether drafts were accepted by rate, whatever their tokens."""
+        return self.lossy == "synthetic"
 
     @property
     def acceptance_length(self) -> float | None:

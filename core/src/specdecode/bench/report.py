@@ -36,6 +36,7 @@ class Row:
     acceptance_per_position: tuple[float, ...] | None
     identical: bool  #: every run wrote the tokens of the first plain run
     synthetic: bool  #: drafts were accepted by rate, whatever their tokens
+    lossy: str | None  #: the rule of verification, if the output has not the model's law
     acceptance_rate: float | None  #: share of the draft tokens that were accepted
     drafts_per_target_step: float | None  #: gamma: draft tokens of a decode step, with drafts or without
     cost_ratio: float | None  #: c: time of one draft token by that of a plain step
@@ -73,6 +74,7 @@ def _row(measurement: Measurement, beside: Comparison | None = None) -> Row:
         acceptance_per_position=counters.acceptance_per_position,
         identical=not measurement.mismatches,
         synthetic=counters.synthetic,
+        lossy=counters.lossy,
         acceptance_rate=counters.acceptance_rate,
         drafts_per_target_step=counters.drafts_per_target_step,
         cost_ratio=beside.cost_ratio if beside else None,
@@ -191,7 +193,7 @@ def table_of(comparisons: Sequence[Comparison], title: str) -> Table:
 def _cells(row: Row) -> list[str]:
     return [
         row.task,
-        f"{row.method}, synthetic" if row.synthetic else row.method,
+        f"{row.method}, {row.lossy}" if row.lossy else row.method,
         str(row.batch_size),
         f"{row.tokens_per_s:.1f}",
         f"{row.speedup:.2f}x",
@@ -223,7 +225,7 @@ def cost_table_of(comparisons: Sequence[Comparison], title: str) -> Table:
 def _cost_cells(row: Row) -> list[str]:
     times = (row.target_seconds, row.verify_seconds, row.propose_seconds)
     return [
-        f"{row.task}, synthetic" if row.synthetic else row.task,
+        f"{row.task}, {row.lossy}" if row.lossy else row.task,
         str(row.batch_size),
         "-" if row.decode_speedup is None else f"{row.decode_speedup:.2f}x",
         _share(row.acceptance_rate),

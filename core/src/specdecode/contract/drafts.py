@@ -20,7 +20,9 @@ class Drafts:
     ids: Any  #: ``[B, W]`` int64, target vocabulary
     lens: Any  #: ``[B]`` int64, drafts of each row, at most the row's ``budget``
     parents: Any  #: ``[B, W]`` int64: index of the parent node, -1 = the row's last token
-    score: Any  #: ``[B, W]`` float32 in 0..1: confidence, never used by verification
+    #: ``[B, W]`` float32 in 0..1: confidence, never used by verification; of a method that declares
+    #: ``scores`` the chance, as it sees it, that the node and all above it are accepted
+    score: Any
     #: ``[B, W, V]`` float32 if ``Needs.probs`` is FULL, else None: the law that each node was drawn from,
     #: given its parent and its earlier siblings; sums to 1, and is above 0 for the node's own id
     probs: Any = None

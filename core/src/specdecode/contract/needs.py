@@ -107,6 +107,9 @@ class Needs:
     scratch_bytes: int = 0  #: at the largest batch; reserved before the KV cache is sized
     ranks: Ranks = Ranks.LEADER
     memory: Memory = Memory.REQUEST
+    scores: bool = False  #: it fills ``Drafts.score``
+    #: It can draft behind drafts of another: it reads them in the view, and keeps none (``StepView.drafted``)
+    continues: bool = False
     children: tuple[Needs, ...] = ()  #: set by :meth:`union`
 
     def __attrs_post_init__(self) -> None:
@@ -150,5 +153,7 @@ class Needs:
             memory=Memory.NAMESPACE
             if any(c.memory is Memory.NAMESPACE for c in children)
             else Memory.REQUEST,
+            scores=all(c.scores for c in children),
+            continues=all(c.continues for c in children),
             children=children,
         )

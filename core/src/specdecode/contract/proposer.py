@@ -21,8 +21,22 @@ class TargetHandle(Protocol):
     dtype: Any  #: torch.dtype
     rank: int
     modules: Mapping[str, Any]  #: the parts named in ``Needs.modules``, as callables
-    #: ``load_weights(path) -> iterator of (name, tensor)`` on the CPU, for the draft's own checkpoint
-    load_weights: Callable[[Any], Any]
+    #: ``load_weights(path, names=None) -> iterator of (name, tensor)`` on the CPU: all, or those of ``names``
+    load_weights: Callable[..., Any]
+
+
+class CostCurve(Protocol):
+    """Seconds of a step of ``rows`` rows of ``tokens`` tokens each: the last committed one, then drafts."""
+
+    def seconds(self, rows: float, tokens: float) -> float:
+        """Of such a step; tokens may be those of a row on the average."""
+
+    def best(self, rows: float, gains: Sequence[float]) -> int:
+        """How many drafts a row make ``rows`` rows fastest, 0 to ``len(gains)``.
+
+        ``gains``: for each draft the chance that it is accepted (of a chain: it and all before it), the one
+        that is left out first at the end.
+        """
 
 
 @attrs.frozen(kw_only=True)
@@ -35,6 +49,9 @@ class Resources:
     block_size: int
     max_num_seqs: int
     max_model_len: int
+    #: ``costs([(rows, tokens), ...])`` measures the target's own step of ``rows`` rows of ``tokens`` tokens
+    #: each, now, in a tenth of a second a point; None: there is nothing to measure, as in a test
+    costs: Callable[[Sequence[tuple[int, int]]], CostCurve] | None = None
 
 
 @attrs.frozen
@@ -53,6 +70,10 @@ class Proposer(abc.ABC):
     ``Place.DEVICE`` core may deliver ``on_commit`` one step late. A method that raises costs its
     drafts of that step, never a request.
     """
+
+    #: Most drafts a row, of a method that finds out in ``bind``, by ``Resources.costs`` say, that it wants
+    #: fewer than ``Needs.width``; None: as many
+    most: int | None = None
 
     def load(self, target: TargetHandle) -> None:
         """Put weights on the device. Called once, before the KV cache is sized."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,11 +27,14 @@ class TensorInfo:
 
 @attrs.frozen(kw_only=True)
 class CheckpointInfo:
-    """A draft checkpoint as its headers describe it; no weight has been read."""
+    """A checkpoint as its headers describe it; no weight has been read."""
 
     path: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    #: there is a config and no weights, and random ones are wanted (``load_format="dummy"``): ``tensors`` is
+    #: empty, and whoever supports it goes by the config
+    dummy: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -50,7 +53,9 @@ class TargetInfo:
     dtype: str  #: for example "float32"
     device: str  #: for example "cpu"
     tensor_parallel_size: int = 1
-    extra_layers: int = 0  #: multi-token-prediction layers the checkpoint carries
+    extra_layers: int = 0  #: multi-token-prediction layers that its config announces
+    value_dim: int | None = None  #: of a value head, if it is not ``head_dim``
+    native: bool = True  #: run by core's own decoder, else by the code of transformers
     config: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
 
@@ -68,8 +73,21 @@ class PlanContext(Protocol):
     draft: CheckpointInfo | None  #: set if the config names a ``model``
     probs: Probs  #: FULL if the rule of verification weighs them; a method that has them declares it then
 
-    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
-        """The needs of another installed method: for proposers made of proposers."""
+    @property
+    def target_checkpoint(self) -> CheckpointInfo:
+        """The target's own headers, read when asked for; ConfigError if it has no files of weights."""
+
+    @property
+    def methods(self) -> Sequence[ProposerSpec]:
+        """The installed methods that could be used, by name."""
+
+    def needs_of(self, method: str | None, mapping: Mapping[str, Any], field: str = "") -> Needs:
+        """The needs of another installed method: for proposers made of proposers.
+
+        Args:
+            method: None: the one that recognises the checkpoint that ``mapping`` names.
+            field: what messages call ``mapping`` behind the parent's own path.
+        """
 
 
 class BuildContext(PlanContext, Protocol):
@@ -77,9 +95,10 @@ class BuildContext(PlanContext, Protocol):
 
     needs: Needs
     max_num_seqs: int
+    strict: bool  #: what a child raises is to be raised, not lived with
 
-    def build(self, method: str, mapping: Mapping[str, Any]) -> Proposer:
-        """Build a child, in the order of ``Needs.children``."""
+    def build(self, method: str | None, mapping: Mapping[str, Any], field: str = "") -> Proposer:
+        """Build a child, in the order of ``Needs.children``; arguments as of ``needs_of``."""
 
 
 def never(checkpoint: CheckpointInfo) -> Match | None:

@@ -37,14 +37,17 @@ class Commit:
 class StepSource(Protocol):
     """Core's side of a :class:`StepView`: answers by name, in the form the place asks for."""
 
+    @property
+    def width(self) -> int: ...
     def rows(self, name: str, place: Place) -> Any: ...
     def own_len(self, kv: range, place: Place) -> Any: ...
     def taps(self, taps: tuple[Tap, ...]) -> tuple[Any, ...]: ...
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> Any: ...
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]: ...
-    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any: ...
+    def sample(self, logits: Any, rows: Any, positions: Any, k: int, vocabulary: Any) -> tuple[Any, Any]: ...
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any, vocabulary: Any) -> Any: ...
     def drafts(self, needs: Needs) -> Drafts: ...
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any: ...
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any: ...
 
 
 class _Shown:
@@ -72,6 +75,10 @@ class _Shown:
         return view._read(self._name)
 
 
+#: What is shown otherwise to a proposer that goes on from another's drafts.
+_MOVED = frozenset({"committed_len", "history", "last_token", "room"})
+
+
 def _fed(needs: Needs) -> bool:
     return needs.tokens >= Tokens.NEW or bool(needs.taps) or bool(needs.kv)
 
@@ -88,7 +95,7 @@ class StepView:
     ``docs/contract.md``.
     """
 
-    __slots__ = ("_kv", "_limits", "_needs", "_source")
+    __slots__ = ("_behind", "_kv", "_limits", "_needs", "_source")
 
     # per row, [B]
     request_ids = _Shown(of_requests=True)
@@ -108,7 +115,8 @@ class StepView:
     positions = _Shown("tokens=NEW, taps or kv", _fed)
     rows = _Shown("tokens=NEW, taps or kv", _fed)  #: ascending
     last = _Shown("tokens=NEW, taps or kv", _fed)  #: [B], the index into F of each row's last fed token
-    #: a tuple in the order of Needs.taps, each [F, hidden]: the target's hidden at position - 1
+    #: a tuple in the order of Needs.taps, each [F, hidden]: the target's hidden at position - 1. They may lie
+    #: side by side, as columns of one tensor
     taps = _Shown("taps", lambda needs: needs.taps)
 
     def __init__(
@@ -118,11 +126,31 @@ class StepView:
         *,
         kv: range | None = None,
         limits: Mapping[str, Any] | None = None,
+        behind: Sequence[Drafts] = (),
     ) -> None:
+        self._behind = tuple(behind)
         self._needs = needs
         self._source = source
         self._kv = range(len(needs.kv)) if kv is None else kv
         self._limits = dict(limits or {})
+
+    @property
+    def width(self) -> int:
+        """Most drafts that any row may give in this step, 0 to ``Needs.width``; no value of the device.
+
+        Whoever drafts level by level need not go further, and at 0 only feeds. In a captured step it is the
+        same at each replay.
+        """
+        return min(int(self._limits.get("width", self._source.width)), self._needs.width)
+
+    @property
+    def drafted(self) -> Any:
+        """``[B]``: how many of each row's last tokens are drafts of another proposer; None: no row has any.
+
+        They stand in ``history``, ``committed_len`` and ``last_token`` as if they were committed, and what is
+        fed is without them. Nothing may be learnt from them.
+        """
+        return self._source.behind("drafted", self._behind, self._needs.place) if self._behind else None
 
     def ctx(self, rows: Any, slots: Any, base: Any, extra: Any = None, *, kv: int = 0) -> Any:
         """Attention metadata for a forward of draft layers.
@@ -142,7 +170,9 @@ class StepView:
             raise Undeclared("StepView.ctx was not declared: add kv to Needs")
         return self._source.ctx(self._kv[kv], rows, slots, base, extra)
 
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int = 1) -> tuple[Any, Any]:
+    def sample(
+        self, logits: Any, rows: Any, positions: Any, k: int = 1, *, vocabulary: Any = None
+    ) -> tuple[Any, Any]:
         """The ``k`` tokens the target is likeliest to draw if ``logits`` were its own.
 
         Under the row's transforms and the target's noise for the token at ``positions[t]``: the
@@ -151,19 +181,23 @@ class StepView:
         is the drafter's own, and the ids are ``k`` draws without replacement, in order.
 
         Args:
-            logits: ``[T, vocab]`` float.
+            logits: ``[T, Vd]`` float.
             rows, positions: ``[T]`` int64; a position is the index of the token drawn.
+            k: how many, at most ``Vd``.
+            vocabulary: ``[Vd]`` int64, the target's id of each column, of a method that drafts from some of
+                its tokens; no two alike. None: column ``j`` is token ``j``. Tokens without a column are not
+                drafted, as if their logits were -inf.
 
         Returns:
             ids ``[T, k]`` int64, and scores ``[T, k]`` float32, log-probability plus noise.
         """
-        return self._source.sample(logits, rows, positions, k)
+        return self._source.sample(logits, rows, positions, k, vocabulary)
 
-    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any, *, vocabulary: Any = None) -> Any:
         """The laws that :meth:`sample` drew ``ids`` from, to be written into ``Drafts.probs``.
 
         Args:
-            logits, rows, positions: as given to :meth:`sample`.
+            logits, rows, positions, vocabulary: as given to :meth:`sample`.
             ids: ``[T, k]`` int64, what it gave.
 
         Returns:
@@ -171,19 +205,40 @@ class StepView:
         """
         if self._needs.probs is not Probs.FULL:
             raise Undeclared("StepView.probs was not declared: add probs=FULL to Needs")
-        return self._source.probs(logits, rows, positions, ids)
+        return self._source.probs(logits, rows, positions, ids, vocabulary)
 
-    def for_child(self, index: int, budget: Any = None) -> tuple[StepView, Drafts]:
+    def for_child(
+        self, index: int, budget: Any = None, *, after: Drafts | None = None
+    ) -> tuple[StepView, Drafts]:
         """The view of child ``index`` of ``Needs.children``, and drafts of its own to fill.
 
-        ``budget``: ``[B]`` int64, most drafts the child may give; never more than its width.
+        Args:
+            budget: ``[B]`` int64, most drafts the child may give; never more than its width. An integer is
+                for all rows, and at 0 the child is fed and knows that nothing is asked of it (``width``).
+            after: chains that the child is to go on from, each row's ``lens`` within its budget and room. The
+                child's nodes hang on the last of them (parent -1). Only for a child that ``continues``.
         """
         if not self._needs.children:
             raise Undeclared("StepView.for_child: Needs has no children; declare them with Needs.union")
         child = self._needs.children[index]
+        if after is not None and not child.continues:
+            raise Undeclared(f"StepView.for_child: child {index} does not declare continues=True")
         start = self._kv.start + sum(len(c.kv) for c in self._needs.children[:index])
-        limits = self._limits if budget is None else {**self._limits, "budget": budget}
-        view = StepView(child, self._source, kv=range(start, start + len(child.kv)), limits=limits)
+        limits = dict(self._limits)
+        if isinstance(budget, int):
+            limits["width"] = min(self.width, budget)
+            limits["budget"] = self._source.limit("budget", self.budget, budget, self._needs.place)
+        elif budget is not None:
+            limits["budget"] = budget
+            if self._needs.place is Place.HOST:  # where reading it waits for nobody
+                limits["width"] = min(self.width, max(map(int, budget), default=0))
+        view = StepView(
+            child,
+            self._source,
+            kv=range(start, start + len(child.kv)),
+            limits=limits,
+            behind=self._behind if after is None else (*self._behind, after),
+        )
         return view, self._source.drafts(child)
 
     def _read(self, name: str) -> Any:
@@ -193,7 +248,9 @@ class StepView:
         if name == "own_len":
             return source.own_len(self._kv, needs.place)
         value = self._limits.get(name)
-        if value is None:
+        if value is None and self._behind and name in _MOVED:
+            value = source.behind(name, self._behind, needs.place)
+        elif value is None:
             value = source.rows(name, needs.place)
         bound = {"budget": needs.width, "room": needs.depth}.get(name)
         return value if bound is None else source.limit(name, value, bound, needs.place)

@@ -88,15 +88,20 @@ class Advice:
     loss: bool
 
 
-def advise(figures: SpeculationFigures, speedup: float | None = None) -> Advice | None:
+def advise(
+    figures: SpeculationFigures, speedup: float | None = None, *, adaptive: bool = False
+) -> Advice | None:
     """What to change; None if nothing, or if too little was drafted to tell.
 
     Args:
         figures: of the span looked at.
         speedup: over plain decoding, where that was measured; else only a certain loss is told.
+        adaptive: whether core chooses draft lengths, which makes ``num_speculative_tokens`` the most: to
+            shorten it gains nothing.
     """
     if figures.drafts < MIN_DRAFTS or not figures.draft_tokens or not figures.decode_steps:
         return None
+    shorten = () if adaptive else ("shorten num_speculative_tokens",)
     accepted = f"{figures.acceptance_rate:.0%} of the drafts were accepted"
     if (figures.best_speedup if speedup is None else speedup) < 1:
         measured = (
@@ -106,14 +111,13 @@ def advise(figures: SpeculationFigures, speedup: float | None = None) -> Advice 
             else f"{speedup:.2f}x the speed of plain decoding"
         )
         return Advice(
-            f"speculation loses time ({measured}; {accepted}): shorten num_speculative_tokens, try "
-            "another method, or leave speculation out for this work",
+            f"speculation loses time ({measured}; {accepted}): "
+            + ", ".join((*shorten, "try another method", "or leave speculation out for this work")),
             loss=True,
         )
     if figures.acceptance_rate < LOW_ACCEPTANCE:
         return Advice(
-            f"{accepted}, less than {LOW_ACCEPTANCE:.0%}: shorten num_speculative_tokens, or try another "
-            "method",
+            f"{accepted}, less than {LOW_ACCEPTANCE:.0%}: " + ", or ".join((*shorten, "try another method")),
             loss=True,
         )
     if figures.acceptance_rate > HIGH_ACCEPTANCE:
@@ -124,11 +128,20 @@ def advise(figures: SpeculationFigures, speedup: float | None = None) -> Advice 
 
 
 class Advisor:
-    """Logs advice at most once in ``interval`` seconds: a loss as a warning, a chance as information."""
+    """Logs advice at most once in ``interval`` seconds: a loss as a warning, a chance as information.
+
+    Args:
+        adaptive: as :func:`advise` takes it.
+    """
 
     def __init__(
-        self, *, interval: float = INTERVAL_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        adaptive: bool = False,
+        interval: float = INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._adaptive = adaptive
         self._interval = interval
         self._clock = clock
         self._last: float | None = None
@@ -142,7 +155,7 @@ class Advisor:
             return None
         if self._seen.drafts < MIN_DRAFTS:
             return None
-        advice, self._seen = advise(self._seen), SpeculationFigures()
+        advice, self._seen = advise(self._seen, adaptive=self._adaptive), SpeculationFigures()
         if advice is not None:
             self._last = now
             logger.log(logging.WARNING if advice.loss else logging.INFO, "%s", advice.line)

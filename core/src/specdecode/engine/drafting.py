@@ -22,10 +22,12 @@ from .draws import sample_row
 from .feed import FedRow, Feed, make_drafts
 from .guard import GuardedProposer
 from .metrics import EngineMetrics
+from .pacing import Verified
 from .plan import RowPlan, StepPlan
 from .request import Request, Status
 from .static_feed import StaticFeed
 from .taking import take_drafts
+from .verification import RowOutcome
 
 
 class Drafting:
@@ -72,8 +74,37 @@ class Drafting:
             self.proposer.on_commit(commits)
 
     def finished(self, request: Request, reason: str) -> None:
+        if self.policy.pacer is not None:
+            self.policy.pacer.forget(request)
         if request.admitted:
             self.proposer.on_finish(request.id, reason)
+
+    # -- how much -------------------------------------------------------------------------------
+    def verified(self, outcomes: Sequence[RowOutcome]) -> None:
+        """Learn from what a step made of its drafts; before outputs are cut at their stops."""
+        pacer = self.policy.pacer
+        if pacer is None:
+            return
+        step = []
+        for outcome in outcomes:
+            request = outcome.request
+            if request.background or not outcome.drawn.ids:
+                continue
+            offered = pacer.length(request) if outcome.offered is None else outcome.offered
+            # As it was when it was drafted for.
+            room = request.limit - (len(request.token_ids) - len(outcome.drawn.ids)) - 1
+            offered = max(outcome.drafted, min(offered, room, self.needs.width))
+            step.append(Verified(request, offered, outcome.drafted, outcome.nodes, outcome.scores))
+        pacer.verified(step)
+
+    def pace(self, requests: Iterable[Request], num_running: int) -> None:
+        """Choose how many drafts each of ``requests`` may have next, where each has a length of its own."""
+        pacer = self.policy.pacer
+        if pacer is None:
+            return
+        rows = _decoding(requests)
+        if rows:
+            pacer.each(rows, [min(self.policy.limit(row, num_running), row.room) for row in rows])
 
     # -- a step ---------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -104,6 +135,7 @@ class Drafting:
             proposer.propose(StepView(self.needs, self._feed(fed, output)), drafts)
             self._advance_entries(rows)
             self._take(drafts, rows)
+            self._choose(rows)
 
         if not self.proposer.propose(draft) and not self.proposer.quarantined:
             self.heal(row.request for row in plan.rows)
@@ -126,38 +158,58 @@ class Drafting:
         )
         return self.proposer.propose(lambda proposer: proposer.propose(StepView(self.needs, feed), drafts))
 
-    def propose_on_host(self, committed: Sequence[tuple[Request, int]], num_running: int) -> None:
-        """Feed a proposer that keeps no KV and reads no hidden states what each request just committed."""
+    def propose_on_host(
+        self, committed: Sequence[tuple[Request, int]], num_running: int, *, draft: bool
+    ) -> None:
+        """Feed a proposer that keeps no KV and reads no hidden states what each request just committed.
+
+        Args:
+            draft: take its drafts; else it is told that there is no room for any.
+        """
         rows = [
             FedRow(
                 RowPlan(request, request.computed, 1),
                 max(0, len(request.token_ids) - count),
                 len(request.token_ids),
-                *self._allowance(request, num_running),
+                *(self._allowance(request, num_running) if draft else (0, 0)),
                 hidden=[],
             )
             for request, count in committed
             if count
         ]
 
-        def draft(proposer: Proposer) -> None:
+        def propose(proposer: Proposer) -> None:
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
             proposer.propose(StepView(self.needs, self._feed_of(rows, None, {})), drafts)
             self._take(drafts, rows)
 
         if rows:
-            self.proposer.propose(draft)
+            self.proposer.propose(propose)
 
     def take_from_seats(self, drafts: Drafts, requests: Mapping[int, Request], num_running: int) -> None:
         """Bring the drafts that were made on the device, by seat, to ``requests``."""
         seats = list(requests)
         ids, lens, parents = (part[seats] for part in (drafts.ids, drafts.lens, drafts.parents))
         own = Drafts(ids=ids, lens=lens, parents=parents, score=None)
+        allowed = {request: self._allowance(request, num_running) for request in requests.values()}
+        width = self.needs.width  # what they might have had when they were made is not known any more
         rows = [
-            FedRow(RowPlan(request, request.computed, 1), 0, 0, *self._allowance(request, num_running), [])
-            for request in requests.values()
+            FedRow(RowPlan(request, request.computed, 1), 0, 0, width, room, [])
+            for request, (_, room) in allowed.items()
         ]
         self._take(own, rows)
+        for request, (budget, _) in allowed.items():
+            request.drafts = request.drafts.first(budget)
+
+    def _choose(self, rows: Sequence[FedRow]) -> None:
+        """Leave out what is not worth its place, by the scores; never where probabilities are weighed."""
+        pacer = self.policy.pacer
+        requests = _decoding(row.request for row in rows)
+        if pacer is None or not any(request.drafts.scores for request in requests):
+            return
+        kept = pacer.keep(requests, [request.drafts.scores for request in requests])
+        for request, count in zip(requests, kept, strict=True):
+            request.drafts = request.drafts.first(count)
 
     def _take(self, drafts: Drafts, rows: Sequence[FedRow]) -> None:
         faults = take_drafts(
@@ -166,6 +218,7 @@ class Drafting:
             self._vocab_size,
             chain=self.needs.shape is Shape.CHAIN,
             weighed=self._rule.weigh is not None,
+            scored=self.policy.pacer is not None and self._rule.weigh is None,
         )
         self._metrics.drafts_dropped.inc(faults)
 
@@ -259,3 +312,8 @@ class Drafting:
             if min(request.own) < request.computed + 1:
                 request.target_floor = max(request.target_floor, request.computed)
                 request.computed = max(0, min(request.own) - 1)
+
+
+def _decoding(requests: Iterable[Request]) -> list[Request]:
+    """Those whose next step verifies drafts, if they have any."""
+    return [r for r in requests if r.status is Status.RUNNING and r.todo == 1 and not r.background]

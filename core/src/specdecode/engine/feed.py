@@ -12,6 +12,8 @@ from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import Drafts, KVSpec, Needs, Place, Probs, Tap
 from ..runner.inputs import SlotMap
+from ..sampling.laws import whole_logits
+from .continuing import behind
 from .plan import RowPlan
 from .request import Request
 
@@ -87,6 +89,10 @@ class Feed:
         self._on_device: dict[str, torch.Tensor] = {}
 
     # -- StepSource -----------------------------------------------------------------------------
+    @property
+    def width(self) -> int:
+        return max((row.budget for row in self._fed), default=0)
+
     def rows(self, name: str, place: Place) -> Any:
         if name == "history" and place is Place.DEVICE:
             if name not in self._on_device:
@@ -137,12 +143,14 @@ class Feed:
             max_slots=self._max_slots,
         )
 
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
+    def sample(self, logits: Any, rows: Any, positions: Any, k: int, vocabulary: Any) -> tuple[Any, Any]:
         requests = [self._fed[row].request for row in self._tensor(rows).tolist()]
+        logits = whole_logits(logits, vocabulary, self._vocab_size)
         return self._sampler(logits, requests, self._tensor(positions).tolist(), k)
 
-    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any, vocabulary: Any) -> Any:
         requests = [self._fed[row].request for row in self._tensor(rows).tolist()]
+        logits = whole_logits(logits, vocabulary, self._vocab_size)
         return self._laws(logits, requests, self._tensor(positions).tolist(), ids)
 
     def drafts(self, needs: Needs) -> Drafts:
@@ -153,6 +161,9 @@ class Feed:
             value = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
             return np.minimum(value, bound)
         return self._tensor(value).clamp(max=bound)
+
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any:
+        return behind(self, name, drafts, place)
 
     def _tensor(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.int64, device=self._device)

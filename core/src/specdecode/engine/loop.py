@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from ..contract import Commit
+from ..runner.profiling import target_costs
 from ..runner.runner import ModelRunner, TargetOutput
 from ..sampling.logprobs import RowLogprobs, gather_logprobs
 from ..verify.base import Verdict
 from .drafting import Drafting
 from .metrics import Counter, EngineMetrics, Gauge, Metric
 from .output import RequestOutputState
+from .pacing import Pacer
 from .plan import StepPlan
 from .request import NO_DRAFTS, Request, Status
 from .scheduler import Scheduler
@@ -51,7 +53,19 @@ class EngineCore:
         return bool(self._touched) or self.scheduler.has_unfinished
 
     def prepare(self) -> None:
-        """Make ready what a step needs, once, when the proposer has its KV; nothing in the plain order."""
+        """Make ready what a step needs, once, when the proposer has its KV."""
+        pacer = self.drafting.policy.pacer if self.drafting is not None else None
+        if pacer is not None:
+            curve = target_costs(self.runner, self._cost_points(pacer))
+            pacer.target.replace(curve)
+            pacer.whole.replace(curve)
+
+    def _cost_points(self, pacer: Pacer) -> list[tuple[int, int]]:
+        """What of the target's cost is measured before the first step; the steps themselves tell the rest."""
+        most_rows, on_gpu = self.scheduler.config.max_num_seqs, self.runner.device.type == "cuda"
+        most_tokens = 1024 if on_gpu else 64
+        rows = sorted({min(count, most_rows) for count in ((1, 8, 32, 128) if on_gpu else (1, 8))})
+        return [(n, 1 + width) for n in rows for width in pacer.widths if n * (1 + width) <= most_tokens]
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -79,12 +93,15 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> None:
         if not plan.rows:
             return
+        started, drafting = time.perf_counter(), self.metrics.propose_seconds.total
         target = self._forward(plan)
         scores = self._score_prompts(plan, target)
         verdicts, outcomes = self._verify(plan, target)
         self._advance(plan, scores, verdicts)
         self._deliver(outcomes)
         self._propose(plan, target, verdicts)
+        drafting = self.metrics.propose_seconds.total - drafting
+        self._took(plan, time.perf_counter() - started - drafting, drafting)
         self._compute_again(plan)
         self.scheduler.publish(plan)
 
@@ -150,6 +167,8 @@ class EngineCore:
         """Show the drawn tokens to the outside, up to each request's stop, and to the proposer."""
         commits: list[Commit] = []
         now = time.perf_counter()
+        if self.drafting is not None:
+            self.drafting.verified(outcomes)
         for outcome in outcomes:
             request, drawn = outcome.request, outcome.drawn
             if request.status in (Status.ENDED, Status.FINISHED):
@@ -190,11 +209,27 @@ class EngineCore:
     def _propose(self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]) -> None:
         if self.drafting is None:
             return
+        self._pace(plan)
         with timed(self.metrics.propose_seconds):
             accepted = [verdict.accepted for verdict in verdicts]
             self.drafting.propose(plan, target, accepted, self.scheduler.num_running)
         if self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
+
+    def _pace(self, plan: StepPlan) -> None:
+        """Choose how much to draft, before anything is drafted."""
+        if self.drafting is not None:
+            self.drafting.pace((row.request for row in plan.rows), self.scheduler.num_running)
+
+    def _took(self, plan: StepPlan, seconds: float, drafting: float) -> None:
+        """Learn what a step of decoding rows costs: all but drafting, and drafting."""
+        pacer = self.drafting.policy.pacer if self.drafting is not None else None
+        decoding = all(row.new == 1 and not (row.prefill or row.catch_up) for row in plan.rows)
+        if pacer is None or not decoding:
+            return
+        rows = len(plan.rows)
+        pacer.target.observe(rows, plan.num_tokens / rows, seconds)
+        pacer.drafting.observe(rows, pacer.offered, drafting)
 
     def _compute_again(self, plan: StepPlan) -> None:
         """Drop what was computed beside drafts that gave NaN."""

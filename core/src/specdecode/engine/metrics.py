@@ -97,14 +97,15 @@ class Histogram(Metric):
 class EngineMetrics:
     """All metrics of one engine.
 
-    ``depth``: most draft positions a step (0: no speculation). ``synthetic``: acceptance is by rate, so that
-    the metrics of speculation bear the label ``acceptance="synthetic"``.
+    ``depth``: most draft positions a step (0: no speculation). ``mark``: the rule of verification, if it is
+    not lossless; the metrics of speculation bear it as a label, ``acceptance="synthetic"`` for example.
 
     Tokens count when they become part of an output, so that the counts of drafting are parts of
     ``generation_tokens``, whatever ended a request. ``docs/metrics.md`` has the definitions.
     """
 
-    def __init__(self, depth: int, *, synthetic: bool = False) -> None:
+    def __init__(self, depth: int, *, mark: str | None = None) -> None:
+        self._labels = {"acceptance": mark} if mark else {}
         # names in vLLM
         self.drafts = Counter(name="vllm:spec_decode_num_drafts")
         self.draft_tokens = Counter(name="vllm:spec_decode_num_draft_tokens")
@@ -141,9 +142,8 @@ class EngineMetrics:
             self.drafts_dropped,
             self.propose_seconds,
         )
-        if synthetic:
-            for metric in of_speculation:
-                metric.labels = {"acceptance": "synthetic"}
+        for metric in of_speculation:
+            metric.labels = self._labels
         self._hidden = () if depth else tuple(metric.name for metric in of_speculation)
         self.host_waits: dict[str, Counter] = {}
         self._more: list[Callable[[], Metric]] = []
@@ -165,6 +165,19 @@ class EngineMetrics:
         for reason in reasons:
             self.host_waits[reason] = Counter(name="specdecode:host_waits", labels={"reason": reason})
             self.include(self.host_waits[reason])
+
+    def count_lengths(
+        self, width: int, reasons: Sequence[str]
+    ) -> tuple[Callable[[int, int], None], Callable[[str], None]]:
+        """What counts chosen draft lengths, ``(length, rows)``, 0 to ``width``, and what counts reasons."""
+        lengths = Vector(name="specdecode:draft_lengths", labels=self._labels, values=[0] * (width + 1))
+        steps = {
+            reason: Counter(name="specdecode:draft_length_reasons", labels={**self._labels, "reason": reason})
+            for reason in reasons
+        }
+        for metric in (lengths, *steps.values()):
+            self.include(metric)
+        return lengths.inc, lambda reason: steps[reason].inc()
 
     def admitted(self, num_prompt: int, num_cached: int) -> None:
         """A completion is computed for the first time; ``num_cached`` of its prompt's tokens were cached."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +15,8 @@ from ..kv import PoolExhausted
 from ..runner.steady import SteadyOutput, SteadyStep
 from .loop import EngineCore, timed
 from .output import DrawnTokens, RequestOutputState
+from .pacing import MeasuredCurve, Pacer
+from .plan import StepPlan
 from .request import NO_DRAFTS, Request, Status
 from .seating import (
     ADMISSION,
@@ -42,7 +45,13 @@ class InFlight:
     tokens: int  #: verified for each row
     report: torch.Tensor  #: ``[B, T + 3]`` int32 on the host, once ``done``
     done: torch.cuda.Event | None
+    launched: float  #: ``time.perf_counter`` seconds; without an event it was done then
     fed: bool  #: the draft layers have the entries of what it committed
+    size: int  #: rows computed
+    width: int  #: drafts that a row might have
+    offered: int  #: of them those that the proposer was let make before
+    follows: bool  #: nothing else was computed between the step before and this one
+    nodes: torch.Tensor | None  #: ``[B, T]`` int64 like ``report``: where each token was drawn, in trees
 
 
 class OverlappedEngineCore(EngineCore):
@@ -68,6 +77,9 @@ class OverlappedEngineCore(EngineCore):
         self._in_flight: list[InFlight] = []
         self._trouble: str | None = None  # what the host must see to before the next step
         self._fed = True  # whether the last launch fed the proposer
+        self._width = 0  # drafts of a row in the last launch
+        self._alone = False  # whether nothing but steps over the seats was computed since the last launch
+        self._before: InFlight | None = None  # the last step that was read
         self._faults = 0  # drafts cut on the device, as far as counted
         self.metrics.count_waits(REASONS)
         needs = self.drafting.needs if self.drafting else None
@@ -93,12 +105,16 @@ class OverlappedEngineCore(EngineCore):
         return self._hand_out()
 
     def prepare(self) -> None:
-        """Record the steps' graphs."""
+        """Record the steps' graphs, and time them for who chooses among them."""
         needs = self.drafting.needs if self.drafting else None
         captured = needs is not None and needs.place is Place.DEVICE and needs.graphs
         self.steady.capture(self._draft if captured else None)
         if self.steady.captured:
             logger.info(self.steady.graphs.report())
+        if self._pacer is not None and self.steady.captured and self.why_never is None:
+            self._pacer.whole.replace(MeasuredCurve(self.steady.measure()), drafting=captured)
+        else:
+            super().prepare()
 
     def read_metrics(self) -> list[Any]:
         self._count_faults()
@@ -143,6 +159,7 @@ class OverlappedEngineCore(EngineCore):
             return
         empty = [row for row, request in enumerate(self._seated) if not self._alive(request)]
         rows = [*empty, *range(len(self._seated), len(self._seated) + len(coming))][: len(coming)]
+        self._alone = False
         self._seated += [None] * (max(rows) + 1 - len(self._seated))
         for row, request in zip(rows, coming, strict=True):
             self._seated[row] = request
@@ -180,9 +197,12 @@ class OverlappedEngineCore(EngineCore):
         if not self._launch():
             self._in_plain_order(MEMORY)
             return
-        outcomes = self._read(keep=0 if self._drafts_on_host else 1)
-        if self._drafts_on_host:
-            self._draft_on_host(outcomes)
+        waits = self._drafts_on_host and any(self._budgets)
+        self._read(keep=0 if waits else 1, draft=waits)
+
+    def _run(self, plan: StepPlan) -> None:
+        self._alone = False
+        super()._run(plan)
 
     def _in_plain_order(self, why: str) -> None:
         """A step of everybody, after all that is under way was read."""
@@ -196,6 +216,10 @@ class OverlappedEngineCore(EngineCore):
     @staticmethod
     def _alive(request: Request | None) -> bool:
         return request is not None and request.status is Status.RUNNING
+
+    @property
+    def _pacer(self) -> Pacer | None:
+        return None if self.drafting is None else self.drafting.policy.pacer
 
     @property
     def _drafts(self) -> bool:
@@ -216,6 +240,27 @@ class OverlappedEngineCore(EngineCore):
             for request in self._seated
         ]
 
+    def _pace_seats(self) -> None:
+        """Choose the width of the next step."""
+        if self._pacer is None or self.drafting is None or not self._drafts:
+            return
+        limit, num_running = self.drafting.policy.limit, self.scheduler.num_running
+        sitting = [request for request in self._seated if request is not None]
+        limits = [0 if request.undrafted else limit(request, num_running) for request in sitting]
+        steady, rows = self.steady, len(self._seated)
+        self._pacer.alike(sitting, limits, steady.widths(rows), size=steady.bucket(rows))
+
+    def _fitting(self, budgets: Sequence[int]) -> int:
+        """The narrowest step that has room for what the rows may bring."""
+        most = max(budgets)
+        if self._on_host:  # where the drafts are known
+            most = max(
+                min(len(request.drafts), budget)
+                for request, budget in zip(self._seated, budgets, strict=True)
+                if request is not None
+            )
+        return next(width for width in self.steady.widths(len(budgets)) if width >= most)
+
     # -- a step -------------------------------------------------------------------------------------
     def _launch(self) -> bool:
         """Enqueue a step; False if the pool has no slots for what it may commit."""
@@ -223,8 +268,9 @@ class OverlappedEngineCore(EngineCore):
         for row, request in enumerate(self._seated):
             if request is not None and not self._alive(request):
                 self._seated[row] = None
+        self._pace_seats()
         live, budgets = self._seated, self._budgets_now()
-        tokens = 1 + seats.shape.width if any(budgets) else 1
+        tokens = 1 + self._fitting(budgets)
         if not self._reserve(tokens):
             return False
         occupied = {row for row, request in enumerate(live) if request is not None}
@@ -239,7 +285,9 @@ class OverlappedEngineCore(EngineCore):
         except BaseException:
             self._trouble = LOST  # nobody knows how far the device came: the host's knowledge counts
             raise
-        self._in_flight.append(self._send_home(output, len(live)))
+        width = max(budgets) if self._on_host else tokens - 1
+        self._in_flight.append(self._send_home(output, len(live), width))
+        self._width, self._alone = width, True
         self.metrics.steps.inc()
         return True
 
@@ -258,37 +306,74 @@ class OverlappedEngineCore(EngineCore):
             return False
         return True
 
-    def _send_home(self, output: SteadyOutput, rows: int) -> InFlight:
-        report = output.results.report[:rows]
-        requests = list(self._seated)
-        if report.device.type != "cuda":
-            return InFlight(requests, output.tokens, report.clone(), None, self._fed)
-        host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-        host.copy_(report, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return InFlight(requests, output.tokens, host, done, self._fed)
+    def _send_home(self, output: SteadyOutput, rows: int, width: int) -> InFlight:
+        wanted = [output.results.report[:rows]]
+        if self._pacer is not None and self.steady.seats.shape.tree:
+            wanted.append(output.results.path[:rows])
+        done = None
+        if wanted[0].device.type == "cuda":
+            copies = [torch.empty(own.shape, dtype=own.dtype, pin_memory=True) for own in wanted]
+            for copy, own in zip(copies, wanted, strict=True):
+                copy.copy_(own, non_blocking=True)
+            done = torch.cuda.Event(enable_timing=self._pacer is not None)
+            done.record()
+        else:
+            copies = [own.clone() for own in wanted]
+        return InFlight(
+            requests=list(self._seated),
+            tokens=output.tokens,
+            report=copies[0],
+            done=done,
+            launched=time.perf_counter(),
+            fed=self._fed,
+            size=output.rows,
+            width=width,
+            offered=min(width, self._width),
+            follows=self._alone,
+            nodes=copies[1] if len(copies) > 1 else None,
+        )
 
-    def _read(self, keep: int) -> list[RowOutcome]:
-        """Read what was drawn, but for the last ``keep`` steps, and deliver it."""
-        outcomes: list[RowOutcome] = []
+    def _read(self, keep: int, *, draft: bool = False) -> None:
+        """Read what was drawn, but for the last ``keep`` steps, and deliver it.
+
+        Args:
+            draft: have a proposer on the host draft behind it; else it is only fed.
+        """
+        committed: dict[Request, int] = {}
         while len(self._in_flight) > keep:
             flight = self._in_flight.pop(0)
             with timed(self.metrics.target_seconds):
                 if flight.done is not None:
                     flight.done.synchronize()
+            self._time(flight)
             outcomes = [
                 outcome
-                for request, row in zip(flight.requests, flight.report.tolist(), strict=True)
-                if (outcome := self._commit(request, row, flight.fed)) is not None
+                for place, (request, row) in enumerate(
+                    zip(flight.requests, flight.report.tolist(), strict=True)
+                )
+                if (outcome := self._commit(request, flight, place, row)) is not None
             ]
             self._deliver(outcomes)
             for outcome in outcomes:
                 self.scheduler.publish_blocks(outcome.request)
-        return outcomes
+                committed[outcome.request] = committed.get(outcome.request, 0) + len(outcome.drawn.ids)
+        if self._drafts_on_host and committed:
+            self._draft_on_host(committed, draft)
 
-    def _commit(self, request: Request | None, row: Sequence[int], fed: bool) -> RowOutcome | None:
-        """Take what the device reports of one row: count, accepted, drafted, tokens."""
+    def _time(self, flight: InFlight) -> None:
+        """Learn what a step costs: from the end of the one before to its own."""
+        before, self._before = self._before, flight
+        if self._pacer is None or before is None or not flight.follows:
+            return
+        seconds = flight.launched - before.launched
+        if flight.done is not None and before.done is not None:
+            seconds = before.done.elapsed_time(flight.done) / 1e3
+        self._pacer.whole.observe(flight.size, 1 + flight.width, seconds)
+
+    def _commit(
+        self, request: Request | None, flight: InFlight, place: int, row: Sequence[int]
+    ) -> RowOutcome | None:
+        """Take what the device reports of the row in seat ``place``: count, accepted, drafted, tokens."""
         count, accepted, drafted = row[:3]
         if request is None or request.status is not Status.RUNNING or not count:
             return None
@@ -299,10 +384,14 @@ class OverlappedEngineCore(EngineCore):
         tokens = row[3 : 3 + count]
         request.commit(tokens)
         request.computed = len(request.token_ids) - 1
-        if fed:
+        if flight.fed:
             request.own = [len(request.token_ids)] * len(request.own)
         request.drafts = NO_DRAFTS
-        return RowOutcome(request, DrawnTokens(tokens, min(accepted, count)), drafted=drafted)
+        nodes: Sequence[int] = range(accepted)
+        if flight.nodes is not None:
+            nodes = [column - 1 for column in flight.nodes[place].tolist() if column][:accepted]
+        drawn = DrawnTokens(tokens, min(accepted, count))
+        return RowOutcome(request, drawn, drafted=drafted, nodes=nodes, offered=flight.offered)
 
     # -- drafting -------------------------------------------------------------------------------------
     def _draft(self, output: SteadyOutput) -> None:
@@ -324,14 +413,14 @@ class OverlappedEngineCore(EngineCore):
                 seats.drafts.lens.zero_()
                 self._fed, self._trouble = False, FAILED
 
-    def _draft_on_host(self, outcomes: Sequence[RowOutcome]) -> None:
-        """The device waits meanwhile."""
+    def _draft_on_host(self, committed: Mapping[Request, int], draft: bool) -> None:
+        """Tell the proposer what each request committed; if it is to draft, the device waits for that."""
         assert self.drafting is not None
         with timed(self.metrics.propose_seconds):
-            fed = [(outcome.request, len(outcome.drawn.ids)) for outcome in outcomes]
-            self.drafting.propose_on_host(fed, self.scheduler.num_running)
-        self.metrics.host_waits[PROPOSER].inc()
-        self.steady.seats.put_drafts(self._seated)
+            self.drafting.propose_on_host(list(committed.items()), self.scheduler.num_running, draft=draft)
+        if draft:
+            self.metrics.host_waits[PROPOSER].inc()
+            self.steady.seats.put_drafts(self._seated)
 
     # -- back to the plain order ------------------------------------------------------------------------
     def _settle(self) -> None:
@@ -347,6 +436,7 @@ class OverlappedEngineCore(EngineCore):
         if self.drafting is not None and self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
         self._seated, self._budgets, self._trouble = [], [], None
+        self._width, self._alone = 0, False
 
     def _count_faults(self) -> None:
         if self.drafting:

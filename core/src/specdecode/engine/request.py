@@ -34,6 +34,7 @@ class RowDrafts:
     parents: tuple[int, ...]
     #: ``[n, V]`` float32 tensor: the law that each was drawn from. None: they are point masses.
     probs: Any = attrs.field(default=None, eq=False, repr=False)
+    scores: Sequence[float] = ()  #: the proposer's confidence in each, where somebody asks for it
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,7 +44,7 @@ class RowDrafts:
         if count >= len(self):
             return self
         probs = None if self.probs is None else self.probs[:count]
-        return RowDrafts(self.ids[:count], self.parents[:count], probs)
+        return RowDrafts(self.ids[:count], self.parents[:count], probs, self.scores[:count])
 
     def depths(self) -> list[int]:
         """Level of each node, 1 for children of the last token."""

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from specdec_kernels import sampling
+from specdec_kernels import projection, sampling, verification
 from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import Drafts, KVSpec, Needs, Place, Tap, Unsupported
 from ..runner.seats import Seats
 from ..runner.steady import SteadyOutput
+from .continuing import behind
 from .feed import make_drafts
 from .request import Request
 
@@ -43,8 +44,13 @@ class StaticFeed:
         self._committed = seats.committed[: step.rows]
         self._counts = step.results.counts
         self._made: dict[str, torch.Tensor] = {}
+        self._told: dict[str, torch.Tensor] | None = None
 
     # -- StepSource -----------------------------------------------------------------------------
+    @property
+    def width(self) -> int:
+        return self._step.tokens - 1  # as many as the step verified: those of the next one
+
     def rows(self, name: str, place: Place) -> Any:
         if name in _OF_REQUESTS:
             return _OF_REQUESTS[name](self._requests)
@@ -57,10 +63,8 @@ class StaticFeed:
 
     def taps(self, taps: tuple[Tap, ...]) -> tuple[torch.Tensor, ...]:
         """Token ``k`` of a row was drawn from the hidden state at ``path[k]``, that of its position - 1."""
-        step = self._step
-        first = torch.arange(step.rows, device=self._seats.device)[:, None] * step.tokens
-        where = (first + step.results.path).flatten()
-        return tuple(step.taps[tap][where] for tap in taps)
+        joined = projection.gather([self._step.taps[tap] for tap in taps], self._fed("hidden"))
+        return joined.chunk(len(taps), 1)
 
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> AttentionMetadata:
         tokens, rest = divmod(rows.shape[0], self._step.rows)
@@ -69,25 +73,27 @@ class StaticFeed:
                 f"in a static step every row has the same number of tokens, got {rows.shape[0]} for "
                 f"{self._step.rows} rows"
             )
+        table, size = self._seats.table[: self._step.rows], self._seats.shape.block_size
         # A row that took no token has nothing to feed: its entries are true already.
-        write = self._seats.physical(rows, slots, self._counts[rows] > 0)
+        write, positions = verification.draft_places(
+            rows, slots, base, extra, self._counts, table, block_size=size
+        )
         if self._check is not None:
             self._check(write)
-        level = 0 if extra is None else (extra >= 0).sum(1)  # a node's ancestors and itself
         return AttentionMetadata(
             rows=rows,
-            positions=base - 1 + level,
+            positions=positions,
             write_slots=write,
             base=base,
-            block_table=self._seats.table[: self._step.rows],
-            block_size=self._seats.shape.block_size,
+            block_table=table,
+            block_size=size,
             first=self._kv[kv].first,
             extra=extra,
             tokens_per_row=tokens,
             max_slots=self._max_slots,
         )
 
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
+    def sample(self, logits: Any, rows: Any, positions: Any, k: int, vocabulary: Any) -> tuple[Any, Any]:
         seats, count = self._seats, self._step.rows
         return sampling.rank_tokens(
             logits,
@@ -100,54 +106,53 @@ class StaticFeed:
             min_p=seats.min_p[:count],
             tokens_per_row=rows.shape[0] // count,
             k=k,
+            ids=vocabulary,
         )
 
-    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any, vocabulary: Any) -> Any:
         raise Unsupported("rules that weigh probabilities run in the plain order")
 
     def drafts(self, needs: Needs) -> Drafts:
         return make_drafts(needs, self._step.rows, self._seats.shape.vocab_size, self._seats.device)
 
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any:
-        return value.clamp(max=bound)
+        shape = self._seats.shape
+        whole = {"budget": shape.width, "room": shape.depth}[name]
+        return value if value is self._fed(name) and bound >= whole else value.clamp(max=bound)
+
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any:
+        return behind(self, name, drafts, place)
 
     # -- what is shown --------------------------------------------------------------------------
-    def _room(self) -> torch.Tensor:
-        limit, active = self._seats.limit[: self._step.rows], self._seats.active[: self._step.rows]
-        return (limit - self._committed - 1).clamp(min=0) * active
-
-    def _budget(self) -> torch.Tensor:
-        budget = torch.where(self._room() > 0, self._seats.budget[: self._step.rows], 0)
-        return budget if self._seats.shape.tree else torch.minimum(budget, self._room())
-
-    def _fed(self) -> torch.Tensor:
-        """``[B, T]``: which of the row's committed tokens is fed; the last again where there are no more."""
-        place = torch.arange(self._step.tokens, device=self._seats.device)
-        return torch.minimum(place, (self._counts - 1)[:, None])
-
-    def _positions(self) -> torch.Tensor:
-        return ((self._committed - self._counts)[:, None] + self._fed()).flatten()
-
-    def _last(self) -> torch.Tensor:
-        first = torch.arange(self._step.rows, device=self._seats.device) * self._step.tokens
-        return first + (self._counts - 1).clamp(min=0)
-
-    def _row_of(self) -> torch.Tensor:
-        rows = torch.arange(self._step.rows, device=self._seats.device)
-        return rows.repeat_interleave(self._step.tokens)
+    def _fed(self, name: str) -> torch.Tensor:
+        """One of :func:`specdec_kernels.verification.fed_inputs`, copies of what the engine goes on with."""
+        if self._told is None:
+            seats, rows = self._seats, self._step.rows
+            self._told = verification.fed_inputs(
+                self._committed,
+                self._counts,
+                self._step.results.path,
+                seats.limit[:rows],
+                seats.active[:rows],
+                seats.budget[:rows],
+                width=max(seats.shape.width, 1),
+                depth=max(seats.shape.depth, 1),
+                tree=seats.shape.tree,
+            )
+        return self._told[name]
 
 
 _READ: dict[str, Callable[[StaticFeed], Any]] = {
     # Copies of what the engine goes on with: a proposer may write into what it is shown.
-    "committed_len": lambda feed: feed._committed.clone(),
-    "budget": StaticFeed._budget,
-    "room": StaticFeed._room,
+    "committed_len": lambda feed: feed._fed("committed"),
+    "budget": lambda feed: feed._fed("budget"),
+    "room": lambda feed: feed._fed("room"),
     "last_token": lambda feed: feed._seats.last[: feed._step.rows].clone(),
     "history": lambda feed: feed._seats.history[: feed._step.rows],  # type: ignore[index]
     "ids": lambda feed: feed._step.results.tokens.flatten(),
-    "positions": StaticFeed._positions,
-    "rows": StaticFeed._row_of,
-    "last": StaticFeed._last,
+    "positions": lambda feed: feed._fed("positions"),
+    "rows": lambda feed: feed._seats.row_of(feed._step.rows, feed._step.tokens),
+    "last": lambda feed: feed._fed("last"),
 }
 
 _OF_REQUESTS: dict[str, Callable[[Sequence[Request | None]], Any]] = {

@@ -18,7 +18,13 @@ SUM_TOLERANCE = 1e-4
 
 
 def take_drafts(
-    drafts: Drafts, rows: Sequence[FedRow], vocab_size: int, *, chain: bool, weighed: bool
+    drafts: Drafts,
+    rows: Sequence[FedRow],
+    vocab_size: int,
+    *,
+    chain: bool,
+    weighed: bool,
+    scored: bool = False,
 ) -> int:
     """Set the drafts of each row's request, without those that break the contract.
 
@@ -29,6 +35,7 @@ def take_drafts(
     Args:
         chain: whether the proposer said that it drafts chains.
         weighed: whether the rule of verification weighs its probabilities.
+        scored: keep the scores, if any is not 0.
 
     Returns:
         How many drafts were dropped by fault.
@@ -45,11 +52,15 @@ def take_drafts(
         taken.append(own)
         faults += bad + claimed - count
     laws = _laws(drafts, rows, taken) if weighed else {}
+    scores = _host(drafts.score) if scored and drafts.score is not None else None
+    if scores is not None and not any(scores[index, own.nodes].any() for index, own in enumerate(taken)):
+        scores = None
     for index, (row, own) in enumerate(zip(rows, taken, strict=True)):
         probs, length = laws.get(index, (None, len(own.ids)))
         faults += len(own.ids) - length
         if length:
-            row.request.drafts = RowDrafts(tuple(own.ids[:length]), tuple(own.parents[:length]), probs)
+            told = () if scores is None else tuple(scores[index, own.nodes[:length]].tolist())
+            row.request.drafts = RowDrafts(tuple(own.ids[:length]), tuple(own.parents[:length]), probs, told)
     return faults
 
 

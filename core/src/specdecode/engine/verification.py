@@ -29,6 +29,9 @@ class RowOutcome:
     request: Request
     drawn: DrawnTokens
     drafted: int = 0  #: drafts that were verified
+    nodes: Sequence[int] = ()  #: of them accepted, by their places
+    scores: Sequence[float] = ()  #: of all of them, where they are kept
+    offered: int | None = None  #: drafts that it might have had; None: as many as its budget was
     prefill: bool = False  #: part of the prompt was computed
 
 
@@ -66,6 +69,8 @@ class Verification:
                     errors[index] if row.request.failed else None,
                 ),
                 drafted=len(row.drafts),
+                nodes=verdict.accepted,
+                scores=row.drafts.scores,
                 prefill=row.prefill,
             )
             for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))

@@ -4,6 +4,8 @@ from .config import DecoderConfig
 from .decoder import MLP, Decoder, DecoderLayer, SelfAttention
 from .families import FAMILIES, decoder_config
 from .files import ModelFiles, resolve_model
+from .fingerprint import fingerprint
+from .fused import can_fuse, fused_layer
 from .info import (
     default_sampling,
     describe_target,
@@ -11,17 +13,18 @@ from .info import (
     resolve_dtype,
     resolve_max_model_len,
 )
-from .loader import load_model
+from .loader import load_model, randomize
 from .packing import check_quantization, weight_bytes, why_not_exact
 from .tokenizer import load_tokenizer
 from .transformers_backend import TransformersDecoder
+from .transformers_layer import TransformersLayer
 from .transformers_support import check_architecture, is_native
 from .weights import load_weights
 
 __all__ = [
     "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
-    "TransformersDecoder", "check_architecture", "check_quantization",
-    "decoder_config", "default_sampling", "describe_target", "eos_token_ids", "is_native",
-    "load_model", "load_tokenizer", "load_weights", "resolve_dtype", "resolve_max_model_len",
-    "resolve_model", "weight_bytes", "why_not_exact",
+    "TransformersDecoder", "TransformersLayer", "can_fuse", "check_architecture", "check_quantization",
+    "decoder_config", "default_sampling", "describe_target", "eos_token_ids", "fingerprint", "fused_layer",
+    "is_native", "load_model", "load_tokenizer", "load_weights", "randomize", "resolve_dtype",
+    "resolve_max_model_len", "resolve_model", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

@@ -33,6 +33,11 @@ class DecoderConfig:
     qk_norm: bool = False  #: RMS norm of each query and key head before the rotation
     tie_word_embeddings: bool = False
 
+    @property
+    def value_dim(self) -> int:
+        """Of a value head."""
+        return self.head_dim
+
     def __attrs_post_init__(self) -> None:
         if self.hidden_act not in ACTIVATIONS:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,9 @@ import attrs
 from specdecode.contract import ConfigError
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+
+#: Model types that transformers has no config for -> the one whose fields they have.
+_READ_AS = {"mimo": "qwen2"}
 
 
 @attrs.frozen(kw_only=True)
@@ -114,6 +118,10 @@ def _read_config(path: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
+        fields = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if not trust_remote_code and (model_type := _READ_AS.get(fields.get("model_type"))):
+            fields = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
+            return AutoConfig.for_model(model_type, **fields)
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers documents no set of errors for what a config may hold
         raise ConfigError(f"{path / 'config.json'} cannot be read: {error}") from error

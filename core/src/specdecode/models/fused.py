@@ -26,9 +26,9 @@ from specdec_kernels.projection import (
     project_qkv,
 )
 
-from specdecode.layers import KVCache, RotatingBackend, TorchBackend
+from specdecode.layers import KVCache, RotaryEmbedding, RotatingBackend, TorchBackend
 
-from .config import ACTIVATIONS
+from .config import ACTIVATIONS, DecoderConfig
 
 if TYPE_CHECKING:
     from .decoder import Decoder, DecoderLayer
@@ -77,30 +77,40 @@ def fused_forward(
     for index, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
         if index in taps:
             tapped[index] = stream.residual
-        stream = _layer(decoder, layer, stream, positions, meta, cache, gains[index + 1])
+        stream = fused_layer(
+            layer, stream, decoder.rotary, positions, meta, cache, gains[index + 1], config=decoder.config
+        )
     tapped[len(layers)] = stream.residual
     hidden = normalize(stream, decoder.norm.weight, decoder.config.rms_norm_eps)
     return hidden, tuple(tapped[boundary] for boundary in taps)
 
 
-def _layer(
-    decoder: Decoder,
+def fused_layer(
     layer: DecoderLayer,
     stream: Stream,
+    rotary: RotaryEmbedding,
     positions: torch.Tensor,
     meta: AttentionMetadata,
     cache: KVCache,
     next_gain: torch.Tensor,
+    *,
+    config: DecoderConfig,
 ) -> Stream:
-    """The stream that enters a layer to the one that leaves it, scaled for the norm that comes next."""
-    config, attention, mlp = decoder.config, layer.self_attn, layer.mlp
+    """The stream that enters a layer to the one that leaves it, scaled for the norm that comes next.
+
+    Args:
+        stream: scaled by the layer's first norm; what :class:`Stream` says of ``squares=None`` holds.
+        positions: ``[T]`` int64, rows of the tables of ``rotary``.
+        next_gain: ``[H]``, of that norm.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
     query = project_qkv(
         stream,
         attention.qkv_proj.weight,
         attention.qkv_proj.bias,
         eps=config.rms_norm_eps,
-        cos=decoder.rotary.cos,
-        sin=decoder.rotary.sin,
+        cos=rotary.cos,
+        sin=rotary.sin,
         positions=positions,
         write_slots=meta.write_slots,
         key_cache=cache[0],

@@ -102,11 +102,13 @@ def describe_target(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        value_dim=None if config.value_dim == config.head_dim else config.value_dim,
         max_model_len=max_model_len,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         tensor_parallel_size=tensor_parallel_size,
         extra_layers=getattr(files.hf_config, "num_nextn_predict_layers", None) or 0,
+        native=is_native(files),
         config=files.hf_config.to_dict(),
     )
 

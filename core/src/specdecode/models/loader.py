@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator
 
 import torch
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 #: Standard deviation and seed of dummy weights.
 _DUMMY_STD = 0.02
 _DUMMY_SEED = 0
+
+#: Layers and heads that predict several tokens.
+_EXTRA = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_heads?)\.")
 
 #: Fused module of a layer -> the checkpoint's modules that make it up, with their parts.
 _SPLIT: dict[str, list[tuple[str, str]]] = {}
@@ -84,12 +88,13 @@ def load_model(
     return decoder.eval()
 
 
-def randomize(decoder: Decoder, *, seed: int = _DUMMY_SEED) -> None:
-    """Fill all weights but those of the norms from a seeded normal distribution."""
-    generator = torch.Generator(decoder.device).manual_seed(seed)
-    for name, parameter in decoder.named_parameters():  # a tied table comes once
-        if not name.endswith("norm.weight"):
-            parameter.data.normal_(0.0, _DUMMY_STD, generator=generator)
+def randomize(module: torch.nn.Module, *, seed: int = _DUMMY_SEED) -> None:
+    """Fill all weights but those of the norms from a seeded normal distribution: ``load_format="dummy"``."""
+    norms = {id(own) for part in module.modules() if isinstance(part, RMSNorm) for own in part.parameters()}
+    filled = [own for own in module.parameters() if id(own) not in norms]  # a tied table comes once
+    generator = torch.Generator(filled[0].device).manual_seed(seed)
+    for parameter in filled:
+        parameter.data.normal_(0.0, _DUMMY_STD, generator=generator)
 
 
 def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
@@ -147,6 +152,8 @@ def _sources(path: str) -> list[tuple[str, str | None]]:
 
 
 def _harmless(name: str, decoder: Decoder) -> bool:
+    if _EXTRA.match(name):  # beside the body; whoever drafts with them reads them
+        return True
     tied = decoder.config.tie_word_embeddings and name == "lm_head.weight"
     return tied or name.endswith("rotary_emb.inv_freq")
 

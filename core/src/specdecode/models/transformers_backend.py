@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -51,7 +51,8 @@ class TransformersConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  #: of queries and keys
+    value_dim: int
 
 
 @attrs.frozen(eq=False)
@@ -129,12 +130,33 @@ class TransformersDecoder(torch.nn.Module):
         taps: Collection[int] = (),
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """As :meth:`specdecode.models.Decoder.forward`."""
+        return self._compute({"input_ids": ids.unsqueeze(0)}, positions, meta, caches, taps)
+
+    def forward_embedded(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        meta: AttentionMetadata,
+        caches: Sequence[KVCache],
+        taps: Collection[int] = (),
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """The same from ``[T, H]`` that stand for the tokens' embeddings."""
+        return self._compute({"inputs_embeds": embedded.unsqueeze(0)}, positions, meta, caches, taps)
+
+    def _compute(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        positions: torch.Tensor,
+        meta: AttentionMetadata,
+        caches: Sequence[KVCache],
+        taps: Collection[int],
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         tapped: dict[int, torch.Tensor] = {}
         token = _step.set(_Step(meta, caches, self.backend))
         try:
             with self._tapping(taps, tapped):
                 output = self.body(
-                    input_ids=ids.unsqueeze(0),
+                    **inputs,
                     position_ids=positions.clamp(max=self.max_model_len - 1).unsqueeze(0),
                     use_cache=False,
                 )

@@ -125,6 +125,7 @@ def describe(files: ModelFiles, *, max_model_len: int) -> TransformersConfig:
         num_heads=kv.num_heads,
         num_kv_heads=kv.num_kv_heads,
         head_dim=kv.head_dim,
+        value_dim=kv.value_dim,
     )
 
 
@@ -163,10 +164,10 @@ class _Calls:
                 "so some state is kept elsewhere than in one KV cache a layer; use another model"
             )
         shape = self.shapes[0]
-        if any(other != shape for other in self.shapes.values()) or shape.value_dim != shape.head_dim:
+        if any(other != shape for other in self.shapes.values()):
             raise ConfigError(
-                f"{name} of transformers has layers or values whose KV heads differ in number or size, which "
-                "one KV cache cannot hold in this version; use another model"
+                f"{name} of transformers has layers whose KV heads differ in number or size, which one KV "
+                "cache cannot hold in this version; use another model"
             )
         kinds = (getattr(files.hf_config, "layer_types", None) or ())[:layers]
         passed = [self.shapes[layer].window is not None for layer in range(layers)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import attrs
 import torch
 
 from specdecode.contract import ConfigError
+
+from ..plugins.pickles import pickled_files
 
 INDEX = "model.safetensors.index.json"
 
@@ -43,6 +45,11 @@ class StoredTensor:
     offset: int
     num_bytes: int
 
+    def map(self) -> torch.Tensor:
+        """The tensor, on the CPU; what is not looked at stays in its file."""
+        whole = torch.from_file(str(self.file), size=self.file.stat().st_size, dtype=torch.uint8)
+        return whole[self.offset : self.offset + self.num_bytes].view(self.dtype).view(self.shape)
+
 
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a checkpoint directory; ConfigError if one or all are missing."""
@@ -71,12 +78,27 @@ def weight_files(path: Path) -> list[Path]:
     return found
 
 
-def load_weights(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """``(name, tensor)`` of every tensor of a checkpoint directory, on the CPU, one at a time."""
-    for file in weight_files(Path(path)):
+def load_weights(
+    path: str | Path, names: Collection[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """``(name, tensor)`` of a checkpoint directory's tensors, on the CPU, one at a time.
+
+    From safetensors; where there are none, from pickled weights.
+
+    Args:
+        names: of the tensors that are read; None: all.
+    """
+    path = Path(path)
+    pickles = [] if any(path.glob("*.safetensors")) else pickled_files(path)
+    for file in pickles:
+        # Mapped, so that only what is asked for is read; and nothing but tensors is unpickled.
+        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        yield from ((name, tensor) for name, tensor in stored.items() if names is None or name in names)
+    for file in () if pickles else weight_files(path):
         with open_weights(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
-                yield name, tensors.get_tensor(name)
+                if names is None or name in names:
+                    yield name, tensors.get_tensor(name)
 
 
 def stored_tensors(path: str | Path) -> Iterator[StoredTensor]:
@@ -86,27 +108,32 @@ def stored_tensors(path: str | Path) -> Iterator[StoredTensor]:
         ConfigError: a file is missing or damaged, or holds a dtype that torch has not.
     """
     for file in weight_files(Path(path)):
-        with open_weights(file):  # checks the header, and that the file is as long as it says
-            pass
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size))
-        header.pop("__metadata__", None)
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
-            if entry["dtype"] not in _DTYPES:
-                raise ConfigError(
-                    f"tensor {name} of weight file {file} has dtype {entry['dtype']}, which is not "
-                    "supported: use a checkpoint in float32, bfloat16 or float16"
-                )
-            begin, end = entry["data_offsets"]
-            yield StoredTensor(
-                name=name,
-                file=file,
-                shape=tuple(entry["shape"]),
-                dtype=_DTYPES[entry["dtype"]],
-                offset=8 + size + begin,
-                num_bytes=end - begin,
+        yield from stored_in(file)
+
+
+def stored_in(file: Path) -> Iterator[StoredTensor]:
+    """Every tensor of one safetensors file, in the order in which they lie there; raises as the above."""
+    with open_weights(file):  # checks the header, and that the file is as long as it says
+        pass
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+    header.pop("__metadata__", None)
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+        if entry["dtype"] not in _DTYPES:
+            raise ConfigError(
+                f"tensor {name} of weight file {file} has dtype {entry['dtype']}, which is not "
+                "supported: use a checkpoint in float32, bfloat16 or float16"
             )
+        begin, end = entry["data_offsets"]
+        yield StoredTensor(
+            name=name,
+            file=file,
+            shape=tuple(entry["shape"]),
+            dtype=_DTYPES[entry["dtype"]],
+            offset=8 + size + begin,
+            num_bytes=end - begin,
+        )
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from .markers import hookimpl
 if TYPE_CHECKING:
     from .checkpoint import read_checkpoint
     from .errors import PluginError
+    from .heads import published_heads
     from .manager import PluginManager, default_manager
     from .preparation import Prepared, prepare
     from .records import MethodRecord, PluginRecord, Provided, Status
@@ -27,6 +28,7 @@ _HOMES = {
     "Status": "records",
     "default_manager": "manager",
     "prepare": "preparation",
+    "published_heads": "heads",
     "read_checkpoint": "checkpoint",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "default_manager",
     "hookimpl",
     "prepare",
+    "published_heads",
     "read_checkpoint",
 ]
 

@@ -9,9 +9,13 @@ from typing import Any
 
 from specdecode.contract import CheckpointInfo, ConfigError, TensorInfo
 
+from .pickles import pickled_files, pickled_headers
+
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+#: Files that may hold weights, or name those that do.
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json")
 
 _DTYPES = {
     "BOOL": "bool",
@@ -33,20 +37,28 @@ _DTYPES = {
 
 
 def read_checkpoint(
-    path: str | Path, revision: str | None = None, *, field: str = "speculative_config.model"
+    path: str | Path,
+    revision: str | None = None,
+    *,
+    field: str = "speculative_config.model",
+    dummy: bool = False,
 ) -> CheckpointInfo:
     """The config and the tensor headers of a draft checkpoint.
 
     Args:
-        path: a directory with ``config.json`` and safetensors files, or a hub id that the local cache holds.
+        path: a directory with ``config.json`` and safetensors files, or pickled weights where there are
+            none, or a hub id that the local cache holds.
         revision: branch, tag or commit of a hub id.
         field: what messages call the value.
+        dummy: random weights will do where there are none.
 
     Raises:
         ConfigError: there is no such checkpoint here, or it cannot be read; says which file and what to do.
     """
     folder = _locate(path, revision, field)
     config = _read_json(folder / CONFIG, field)
+    if dummy and not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
+        return CheckpointInfo(path=folder, config=config, tensors={}, dummy=True)
     tensors = {name: info for file in _weight_files(folder, field) for name, info in _headers(file, field)}
     return CheckpointInfo(path=folder, config=config, tensors=tensors)
 
@@ -97,19 +109,24 @@ def _weight_files(folder: Path, field: str) -> list[Path]:
         return files
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and (pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
-        raise ConfigError(
-            f"{field}: {folder} holds weights as a pickle only ({pickles[0].name}); convert it to safetensors"
-        )
+    try:
+        files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {error}") from None
     if not files:
-        raise ConfigError(f"{field}: {folder} holds no safetensors file")
+        raise ConfigError(f"{field}: {folder} holds no safetensors file, and no pickled weights")
     return files
 
 
 def _headers(file: Path, field: str) -> Iterator[tuple[str, TensorInfo]]:
     from safetensors import SafetensorError, safe_open
 
+    if file.suffix != ".safetensors":
+        try:
+            yield from pickled_headers(file)
+        except ConfigError as error:
+            raise ConfigError(f"{field}: {error}") from error
+        return
     try:
         with safe_open(file, framework="np") as weights:
             for name in weights.keys():  # noqa: SIM118  # the reader is no mapping

@@ -165,6 +165,11 @@ class PluginManager:
         """The methods of one provider."""
         return [p for p in self._provided() if (p.family, p.dist) == (record.name, record.dist)]
 
+    def usable(self) -> list[Provided]:
+        """Every method that could be used as it is installed, by name."""
+        usable = [provided for provided in self._provided() if self._standing(provided)[0] is Status.OK]
+        return sorted(usable, key=lambda provided: provided.spec.name)
+
     def resolve(self, method: str, *, field: str = "method") -> Provided:
         """Who provides ``method``, given as its name, or as ``distribution:name`` where two provide it.
 

@@ -16,6 +16,7 @@ from specdecode.contract import (
     Needs,
     Probs,
     Proposer,
+    ProposerSpec,
     SpecdecodeError,
     TargetInfo,
     Unsupported,
@@ -61,6 +62,23 @@ class Prepared:
             PluginError: the method broke the contract; its exception is the cause.
         """
         return self._plan.build(self.needs, max_num_seqs)
+
+    def narrowed(self, most: int | None) -> Prepared:
+        """The same, with at most ``most`` drafts a row (``Proposer.most``).
+
+        Raises:
+            PluginError: that is none, or more than the method declared.
+        """
+        if most is None:
+            return self
+        if not 1 <= most <= self.needs.width:
+            raise PluginError(
+                f"the method {self.method!r} declares Needs.width={self.needs.width}, and behind bind "
+                f"Proposer.most={most}: it must lie between 1 and that"
+            )
+        return attrs.evolve(
+            self, needs=attrs.evolve(self.needs, width=most, depth=min(self.needs.depth, most))
+        )
 
 
 def prepare(
@@ -126,21 +144,35 @@ def _collect(faults: list[str], action: Callable[[], T]) -> T | None:
 
 def _choose(manager: PluginManager, given: SpeculativeConfig, checkpoints: _Checkpoints) -> Provided | None:
     """The method named, or the one that recognises the draft checkpoint; None if the name is no string."""
-    if given.method is not None:
-        return (
-            manager.resolve(given.method, field=f"{ROOT}.method") if isinstance(given.method, str) else None
-        )
-    if given.get("model") is None:
+    if given.method is not None and not isinstance(given.method, str):
+        return None  # which the policy's own fault is about
+    return _named(manager, given.method, given, checkpoints, ROOT, f"{ROOT}.method")
+
+
+def _named(
+    manager: PluginManager,
+    method: Any,
+    mapping: Mapping[str, Any],
+    checkpoints: _Checkpoints,
+    path: str,
+    field: str,
+) -> Provided:
+    """The method named, or the one that recognises the draft checkpoint; ``field``: what messages call it."""
+    if method is not None:
+        if not isinstance(method, str):
+            raise ConfigError(f"{field} must be a string, got {method!r}")
+        return manager.resolve(method, field=field)
+    if mapping.get("model") is None:
         installed = sorted({record.method for record in manager.methods()})
         raise ConfigError(
-            f"{ROOT} names neither method nor model; set {ROOT}.method to one of the installed methods: "
+            f"{path} names neither method nor model; set {path}.method to one of the installed methods: "
             f"{', '.join(installed) or 'none'}"
         )
-    return manager.recognize(checkpoints.read(given["model"], given.get("revision"), ROOT))
+    return manager.recognize(checkpoints.read(mapping["model"], mapping.get("revision"), path))
 
 
 class _Checkpoints:
-    """Draft checkpoints, each read once."""
+    """Checkpoints, each read once."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
@@ -150,9 +182,16 @@ class _Checkpoints:
         for name, value in (("model", model), ("revision", revision)):
             if not isinstance(value, str) and (name == "model" or value is not None):
                 raise ConfigError(f"{path}.{name} must be a string, got {value!r}")
+        return self._once(model, revision, f"{path}.model")
+
+    def target(self, target: TargetInfo) -> CheckpointInfo:
+        """The target's own."""
+        return self._once(target.path, None, "model")
+
+    def _once(self, model: str, revision: str | None, field: str) -> CheckpointInfo:
         key = (model, revision)
         if key not in self._known:
-            self._known[key] = self._reader(model, revision, field=f"{path}.model")
+            self._known[key] = self._reader(model, revision, field=field)
         return self._known[key]
 
 
@@ -196,18 +235,27 @@ class _Plan:
             path=path,
         )
 
+    @property
+    def target_checkpoint(self) -> CheckpointInfo:
+        return self._checkpoints.target(self.target)
+
     def needs(self) -> Needs:
-        needs = _guarded("needs", self._provided, lambda: self._provided.spec.needs(self._config, self))
+        needs = self._guarded("needs", lambda: self._provided.spec.needs(self._config, self))
         if not isinstance(needs, Needs):
             raise PluginError(f"{_who(self._provided)}: needs must give a Needs, got {type(needs).__name__}")
         return needs
 
-    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
-        return self.child(method, mapping).needs()
+    @property
+    def methods(self) -> Sequence[ProposerSpec]:
+        return [provided.spec for provided in self._manager.usable()]
 
-    def child(self, method: str, mapping: Mapping[str, Any]) -> _Plan:
-        path = f"{self._path}[{method}]"
-        provided = self._manager.resolve(method, field=path)
+    def needs_of(self, method: str | None, mapping: Mapping[str, Any], field: str = "") -> Needs:
+        return self.child(method, mapping, field).needs()
+
+    def child(self, method: str | None, mapping: Mapping[str, Any], field: str) -> _Plan:
+        path = f"{self._path}.{field}" if field else f"{self._path}[{method}]"
+        name = f"{path}.method" if field else path
+        provided = _named(self._manager, method, mapping, self._checkpoints, path, name)
         config = _structured(provided, mapping, path)
         return _Plan.of(self._manager, provided, config, self.target, self._checkpoints, path, self.probs)
 
@@ -216,13 +264,12 @@ class _Plan:
             plan=self,
             needs=needs,
             max_num_seqs=max_num_seqs,
+            strict=self._manager.strict,
             target=self.target,
             draft=self.draft,
             probs=self.probs,
         )
-        proposer: Proposer = _guarded(
-            "build", self._provided, lambda: self._provided.spec.build(self._config, context)
-        )
+        proposer: Proposer = self._guarded("build", lambda: self._provided.spec.build(self._config, context))
         if context.built != len(needs.children):
             raise PluginError(
                 f"{_who(self._provided)}: needs declares {len(needs.children)} children, "
@@ -234,6 +281,21 @@ class _Plan:
     def provided(self) -> Provided:
         return self._provided
 
+    def _guarded(self, part: str, action: Callable[[], Any]) -> Any:
+        """What ``action`` gives. A method takes its keys for the root's: as a child its faults are moved."""
+        try:
+            return _guarded(part, self._provided, action)
+        except ConfigError as error:
+            moved = [
+                f"{self._path}{fault.removeprefix(ROOT)}"
+                if fault.startswith(f"{ROOT}.") and not fault.startswith(self._path)
+                else fault
+                for fault in error.faults
+            ]
+            if tuple(moved) == error.faults:
+                raise
+            raise ConfigError(*moved) from error
+
 
 @attrs.define(kw_only=True, eq=False)
 class _Build:
@@ -241,22 +303,31 @@ class _Build:
 
     needs: Needs
     max_num_seqs: int
+    strict: bool
     target: TargetInfo
     draft: CheckpointInfo | None
     probs: Probs
     _plan: _Plan
     built: int = attrs.field(default=0, init=False)
 
-    def needs_of(self, method: str, mapping: Mapping[str, Any]) -> Needs:
-        return self._plan.needs_of(method, mapping)
+    @property
+    def target_checkpoint(self) -> CheckpointInfo:
+        return self._plan.target_checkpoint
 
-    def build(self, method: str, mapping: Mapping[str, Any]) -> Proposer:
+    @property
+    def methods(self) -> Sequence[ProposerSpec]:
+        return self._plan.methods
+
+    def needs_of(self, method: str | None, mapping: Mapping[str, Any], field: str = "") -> Needs:
+        return self._plan.needs_of(method, mapping, field)
+
+    def build(self, method: str | None, mapping: Mapping[str, Any], field: str = "") -> Proposer:
         parent, index = _who(self._plan.provided), self.built
         if index >= len(self.needs.children):
             raise PluginError(
                 f"{parent}: build makes {method!r}, which its Needs does not declare; use Needs.union"
             )
-        child = self._plan.child(method, mapping)
+        child = self._plan.child(method, mapping, field)
         needs = child.needs()
         if needs != self.needs.children[index]:
             raise PluginError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import attrs
@@ -10,10 +11,15 @@ from specdec_kernels.attention import AttentionMetadata
 
 from ..api.params import SamplingParams
 from ..contract import Needs
+from ..engine.pacing import MeasuredCurve
 from ..kv.store import LayerCache, LayerShape
 from ..models import Decoder, TransformersDecoder
 from ..sampling import SampleRow, SamplingBatch, draw
+from .graphs import Graphs
+from .runner import ModelRunner
 
+#: Tokens before those whose step is timed.
+_CONTEXT = 256
 #: A request that wants all filters and noise: what the sampler takes most memory for.
 _HUNGRY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
@@ -92,6 +98,62 @@ def largest_steps(
     if max_tokens % longest:
         prompts.append(max_tokens % longest)
     return lambda: step(prompts[:max_rows]), lambda: step([draws] * max_rows)
+
+
+@torch.inference_mode()
+def target_costs(
+    runner: ModelRunner, points: Sequence[tuple[int, int]], *, captured: bool = False, repeats: int = 2
+) -> MeasuredCurve:
+    """Time the target's step alone: its forward and its output layer, at a context of some hundred tokens.
+
+    Args:
+        points: ``(rows, tokens of a row)``.
+        captured: as graphs, where steps are replayed.
+        repeats: runs that a time is the mean of, beside one that warms up.
+    """
+    graphs = Graphs(runner.device, enabled=captured)
+    found: dict[tuple[int, int], float] = {}
+    for rows, tokens in points:
+        run = graphs.capture(_target_step(runner, rows, tokens), (rows, tokens))
+        run()
+        _wait(runner.device)
+        started = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        _wait(runner.device)
+        found[rows, tokens] = max((time.perf_counter() - started) / repeats, 1e-9)
+    graphs.clear()
+    return MeasuredCurve(found)
+
+
+def _target_step(runner: ModelRunner, rows: int, tokens: int) -> Callable[[], object]:
+    """A step over the null block alone: what it computes is worthless, and written where nobody reads."""
+    device, size = runner.device, runner.block_size
+    slots = runner.max_slots or _CONTEXT + tokens
+    positions = torch.arange(tokens, device=device) + min(_CONTEXT, max(0, slots - tokens - 1))
+    positions = positions.repeat(rows)
+    meta = AttentionMetadata(
+        rows=torch.arange(rows, device=device).repeat_interleave(tokens),
+        positions=positions,
+        write_slots=positions % size,
+        base=positions + 1,
+        block_table=torch.zeros(rows, -(-slots // size), dtype=torch.int64, device=device),
+        block_size=size,
+        tokens_per_row=tokens,
+        max_slots=runner.max_slots,
+    )
+    ids = torch.zeros_like(positions)
+
+    def run() -> object:
+        hidden, _ = runner.target(ids, meta)
+        return runner.model.logits(hidden)
+
+    return run
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _boundaries(needs: Needs | None) -> tuple[int, ...]:

@@ -120,6 +120,7 @@ class Seats:
             score=torch.zeros(rows, width, device=device),
         )
         self.faults = torch.zeros(1, dtype=torch.int64, device=device)  #: drafts cut, so far
+        self._row_of: dict[int, torch.Tensor] = {}
         self._known_blocks = [0] * rows  # of each seat, how many blocks the device knows
 
     def seat(self, requests: Mapping[int, Request], budgets: Sequence[int]) -> None:
@@ -199,6 +200,12 @@ class Seats:
                 ids[row, : lens[row]] = request.drafts.ids
                 parents[row, : lens[row]] = request.drafts.parents
         return ids, parents, lens
+
+    def row_of(self, rows: int, tokens: int) -> torch.Tensor:
+        """``[rows * tokens]`` int64: the row of each token, for proposers."""
+        if tokens not in self._row_of:
+            self._row_of[tokens] = torch.arange(self.shape.rows, device=self.device).repeat_interleave(tokens)
+        return self._row_of[tokens][: rows * tokens]
 
     def put_drafts(self, requests: Sequence[Request | None]) -> None:
         """Hand over the drafts that ``requests``, the first seats', have on the host."""

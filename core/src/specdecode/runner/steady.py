@@ -6,7 +6,8 @@ it has static shapes, so that on a GPU it is one captured graph for each number 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -33,6 +34,9 @@ class SteadyOutput:
 #: Drafts for the next step into ``seats.drafts``; may be captured if the proposer can be.
 Draft = Callable[[SteadyOutput], None]
 
+#: Replays that a step's time is the mean of.
+_TIMED = 2
+
 
 class SteadyStep:
     """Runs steps over the seats, captured where ``graphs`` are enabled."""
@@ -44,14 +48,23 @@ class SteadyStep:
         graphs: Graphs,
         *,
         rates: torch.Tensor | None = None,
+        widths: Sequence[int] = (),
+        most_tokens: int | None = None,
     ) -> None:
-        """``rates``: ``[width]`` float32, of the synthetic rule: what of the drafts is to be accepted."""
+        """What runs over ``seats``.
+
+        Args:
+            rates: ``[width]`` float32, of the synthetic rule: what of the drafts is to be accepted.
+            widths: numbers of drafts of a row that steps may have beside none and as many as there can be.
+            most_tokens: of a step with more than one draft a row; None: it may have any number.
+        """
         self.seats = seats
         self.graphs = graphs
         self._runner = runner
-        self._rates = rates
+        self.rates = rates
         shape = seats.shape
-        self._sizes = sorted({1, shape.width + 1}, reverse=True)
+        self._most_tokens = most_tokens
+        self._sizes = sorted({1, shape.width + 1, *(1 + width for width in widths)}, reverse=True)
         self._inputs = {size: StepInputs.allocate(shape, size, seats.device) for size in self._sizes}
         self._results = {size: StepResults.allocate(shape.rows, size, seats.device) for size in self._sizes}
         rows = torch.arange(shape.rows, device=seats.device)
@@ -72,6 +85,8 @@ class SteadyStep:
         self._draft_captured = draft is not None
         for tokens in self._sizes:
             for rows in reversed(self._buckets):  # the largest first: the others find its memory
+                if tokens - 1 not in self.widths(rows):
+                    continue
 
                 def step(rows: int = rows, tokens: int = tokens) -> SteadyOutput:
                     return self._step(rows, tokens, draft)
@@ -79,11 +94,37 @@ class SteadyStep:
                 bucket = Bucket(rows, tokens)
                 self._captured[bucket] = self.graphs.capture(step, bucket)
 
+    def bucket(self, rows: int) -> int:
+        """How many rows are computed where ``rows`` seats are taken."""
+        return bucket_for(rows, self._buckets) if self._captured else rows
+
+    def widths(self, rows: int) -> tuple[int, ...]:
+        """Numbers of drafts of a row that a step over ``rows`` seats may verify, ascending from 0."""
+        widths = sorted(size - 1 for size in self._sizes)
+        if self._most_tokens is not None:
+            most = self._most_tokens // bucket_for(rows, self._buckets)
+            widths = [width for width in widths if width <= 1 or width < most]
+        return tuple(widths)
+
+    @torch.inference_mode()
+    def measure(self) -> dict[tuple[int, int], float]:
+        """``(rows, tokens of a row) -> seconds`` of the captured steps; all seats must be empty."""
+        found: dict[tuple[int, int], float] = {}
+        for bucket, replay in self._captured.items():
+            replay()
+            torch.cuda.synchronize(self.seats.device)
+            started = time.perf_counter()
+            for _ in range(_TIMED):
+                replay()
+            torch.cuda.synchronize(self.seats.device)
+            found[bucket.rows, bucket.steps] = (time.perf_counter() - started) / _TIMED
+        return found
+
     def run(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
         """Enqueue one step over the first ``rows`` seats.
 
         Args:
-            tokens: 1, or ``width + 1`` to verify drafts.
+            tokens: 1, or one more than one of :meth:`widths` to verify drafts.
             draft: called behind the verification, unless it is part of the graphs.
         """
         if not self._captured:
@@ -156,7 +197,7 @@ class SteadyStep:
             history=None if seats.history is None else seats.history[:rows],
             result=results.report,
             last=seats.last[:rows],
-            rates=None if self._rates is None or not width else self._rates,
+            rates=None if self.rates is None or not width else self.rates,
             seed=seats.seed[:rows],
         )
         if shape.tree and width:

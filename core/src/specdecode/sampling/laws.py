@@ -12,6 +12,29 @@ from .batch import SampleRow, SamplingBatch
 from .sampler import UNDRAWABLE, transform
 
 _OUT = float("-inf")
+#: The logit of what is never drafted: no noise lifts it, its probability is 0, and sums stay finite where a
+#: request allows nothing else.
+_NEVER = -1e30
+
+
+def whole_logits(logits: torch.Tensor, vocabulary: torch.Tensor | None, size: int) -> torch.Tensor:
+    """Logits of some tokens among those of all.
+
+    Args:
+        logits: ``[R, Vd]`` floating point.
+        vocabulary: ``[Vd]`` int64, the token of each column; None: column ``j`` is token ``j``.
+        size: tokens there are, ``V``.
+
+    Returns:
+        ``[R, V]``, float32 where tokens were missing.
+    """
+    missing = size - logits.shape[1]
+    if vocabulary is not None:
+        whole = torch.full((len(logits), size), _NEVER, device=logits.device)
+        return whole.index_copy_(1, vocabulary, logits.float())
+    if missing:
+        return torch.nn.functional.pad(logits.float(), (0, missing), value=_NEVER)
+    return logits
 
 
 def law(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:

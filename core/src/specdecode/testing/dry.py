@@ -191,6 +191,10 @@ class _Source:
         self.budget = np.where(left > 1, needs.width, 0)
         self.room = np.maximum(left - 1, 0)  # the last token is the target's own
 
+    @property
+    def width(self) -> int:
+        return int(self.budget.max())
+
     def rows(self, name: str, place: Place) -> Any:
         rows = self._rows
         spans = [range(row.fed, len(row.ids)) for row in rows]
@@ -231,6 +235,11 @@ class _Source:
 
     def limit(self, name: str, value: Any, bound: int, place: Place) -> Any:
         return np.minimum(value, bound)
+
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any:
+        from ..engine.continuing import behind  # which imports torch: for combinations alone
+
+        return behind(self, name, drafts, place)
 
     def own_len(self, kv: range, place: Place) -> Any:
         raise _absent("own_len")

@@ -26,10 +26,12 @@ from ..contract import (
     Tap,
     TargetInfo,
 )
+from ..engine.continuing import behind
 from ..engine.feed import make_drafts
 from ..models import Decoder
 from ..plugins import PluginManager, default_manager, prepare
 from ..sampling import SampleRow, SamplingBatch, TokenHistory, law, laws_in_order, rank
+from ..sampling.laws import whole_logits
 from .dense import DenseRow, dense_forward
 
 
@@ -86,6 +88,10 @@ class DenseSource:
             "last": np.array([length - start - 1]),
         }
 
+    @property
+    def width(self) -> int:
+        return self._step.budget
+
     def rows(self, name: str, place: Place) -> Any:
         if name == "history" and place is Place.DEVICE:
             return torch.tensor([list(self._step.history)], dtype=torch.int32, device=self._model.device)
@@ -105,10 +111,12 @@ class DenseSource:
         more = None if extra is None else self._tensor(extra)
         return self._kv_rows[kv].metadata(self._tensor(slots), self._tensor(base), more, spec.first)
 
-    def sample(self, logits: Any, rows: Any, positions: Any, k: int) -> tuple[Any, Any]:
+    def sample(self, logits: Any, rows: Any, positions: Any, k: int, vocabulary: Any) -> tuple[Any, Any]:
+        logits = whole_logits(logits, vocabulary, self._model.config.vocab_size)
         return rank(logits, self._batch(logits, positions), k)
 
-    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any) -> Any:
+    def probs(self, logits: Any, rows: Any, positions: Any, ids: Any, vocabulary: Any) -> Any:
+        logits = whole_logits(logits, vocabulary, self._model.config.vocab_size)
         return laws_in_order(law(logits, self._batch(logits, positions)), torch.as_tensor(ids))
 
     def _batch(self, logits: torch.Tensor, positions: Any) -> SamplingBatch:
@@ -135,6 +143,9 @@ class DenseSource:
         if place is Place.HOST:
             return np.minimum(value.cpu().numpy() if isinstance(value, torch.Tensor) else value, bound)
         return self._tensor(value).clamp(max=bound)
+
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any:
+        return behind(self, name, drafts, place)
 
     def _tensor(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.int64, device=self._model.device)

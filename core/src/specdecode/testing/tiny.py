@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from ..heads.untrained import STD, RandomWeights
+from ..models import load_weights
+
 #: Family -> model type, architecture, and what its config has beside the shared shape.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", {}),
@@ -32,8 +35,6 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-_STD = 0.02
 
 
 def tiny_checkpoint(
@@ -77,8 +78,9 @@ def tiny_checkpoint(
     config.save_pretrained(path)
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     _write_json(path / "generation_config.json", ids | (generation or {}))
-    generator = torch.Generator().manual_seed(seed)
-    tensors = dict(_tensors(config, lm_head_scale, 0.0 if zero_outputs else output_scale, generator))
+    tensors = dict(
+        _tensors(config, lm_head_scale, 0.0 if zero_outputs else output_scale, RandomWeights(seed))
+    )
     _save(path, tensors, shards)
     _tokenizer(vocab_size, config.max_position_embeddings).save_pretrained(path)
     return path
@@ -118,7 +120,7 @@ def table_checkpoint(
         intermediate_size=16,
         **changes,
     )
-    tensors = _load(path)
+    tensors = dict(load_weights(path))
     # Token i is a unit vector times sqrt(hidden), so of RMS 1: the norms with weight 1 leave it as it is.
     tensors["model.embed_tokens.weight"] = torch.eye(size, hidden) * hidden**0.5
     tensors["model.norm.weight"] = torch.ones(hidden)
@@ -133,7 +135,7 @@ def table_checkpoint(
 def table_logits(path: str | Path) -> torch.Tensor:
     """``[vocab, vocab]`` float32: row ``i`` holds the logits behind token ``i`` of a table checkpoint."""
     path = Path(path)
-    config, tensors = json.loads((path / "config.json").read_text("utf-8")), _load(path)
+    config, tensors = json.loads((path / "config.json").read_text("utf-8")), dict(load_weights(path))
     outputs = [w for name, w in tensors.items() if name.endswith(("o_proj.weight", "down_proj.weight"))]
     if any(bool(weight.any()) for weight in outputs):
         raise ValueError(f"{path} is no table checkpoint: its layers add to the residual stream")
@@ -185,14 +187,9 @@ def _config(family: str, *, vocab_size: int, tie: bool | None, overrides: dict[s
 
 
 def _tensors(
-    config: Any, lm_head_scale: float, output_scale: float, generator: torch.Generator
+    config: Any, lm_head_scale: float, output_scale: float, random: RandomWeights
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    def normal(*shape: int, std: float = _STD) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * std
-
-    def norm(size: int) -> torch.Tensor:
-        return 1.0 + 0.1 * torch.randn(size, generator=generator)
-
+    normal, norm = random.normal, random.norm
     hidden, mlp = config.hidden_size, config.intermediate_size
     head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
@@ -204,7 +201,7 @@ def _tensors(
 
     yield (
         "model.embed_tokens.weight",
-        normal(config.vocab_size, hidden, std=_STD * (lm_head_scale if tied else 1)),
+        normal(config.vocab_size, hidden, std=STD * (lm_head_scale if tied else 1)),
     )
     for layer in range(config.num_hidden_layers):
         for module, outputs, inputs, bias, scale in (
@@ -227,10 +224,10 @@ def _tensors(
     final = norm(hidden)
     if tied:
         # Signs at random, or every token would be followed by itself.
-        final *= torch.randint(0, 2, (hidden,), generator=generator) * 2 - 1
+        final *= torch.randint(0, 2, (hidden,), generator=random.generator) * 2 - 1
     yield "model.norm.weight", final
     if not tied:
-        yield "lm_head.weight", normal(config.vocab_size, hidden, std=_STD * lm_head_scale)
+        yield "lm_head.weight", normal(config.vocab_size, hidden, std=STD * lm_head_scale)
 
 
 def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
@@ -250,16 +247,6 @@ def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:
     _write_json(
         path / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": weight_map}
     )
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return {
-        name: tensor
-        for file in sorted(path.glob("*.safetensors"))
-        for name, tensor in load_file(file).items()
-    }
 
 
 def _tokenizer(vocab_size: int, max_length: int) -> Any:

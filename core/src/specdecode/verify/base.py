@@ -98,20 +98,24 @@ class Rule:
     #: Whether a draft that is passed over has been looked at, so that the next draft for its position
     #: must be drawn and judged by other noise.
     keyed_by_base: bool = False
-    #: Accept by these rates, whatever the tokens: the output is nobody's, and to be marked as such.
+    #: Whether drafters share the target's noise though this rule weighs: it looks at the target's law alone.
+    shares_noise: bool = False
+    #: Whether the output has the target's own law; else it is marked by the rule's name.
+    lossless: bool = True
+    #: Accept by these rates, whatever the tokens: the output is nobody's.
     synthetic: Synthetic | None = None
 
     @property
-    def lossless(self) -> bool:
-        """Whether the output has the target's own law."""
-        return self.synthetic is None
+    def mark(self) -> str | None:
+        """What outputs, metrics and rows of benchmarks are marked by, where the law is not the target's."""
+        return None if self.lossless else self.name
 
     def stream(self, stream: Stream, base: int) -> int:
         """The stream of a draft, or of its acceptance, in a step that drafts from position ``base`` on.
 
         A rule that compares has its drafters share the target's noise.
         """
-        if self.weigh is None:
+        if self.weigh is None or self.shares_noise:
             return Stream.TARGET
         return stream.keyed(base if self.keyed_by_base else None)
 

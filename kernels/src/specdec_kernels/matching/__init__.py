@@ -16,7 +16,7 @@ def match_ngrams(
     longest: int,
     width: int,
     limits: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Draft what followed the last tokens of each text when they last occurred in it.
 
     Of the windows of ``shortest`` to ``longest`` last tokens the longest that occurred before is taken, where
@@ -31,7 +31,8 @@ def match_ngrams(
         limits: ``[B]`` int64, the most drafts of each row; 0 or less: none.
 
     Returns:
-        ids ``[B, width]`` int64, 0 behind the drafts, and how many there are, ``[B]`` int64.
+        ids ``[B, width]`` int64, 0 behind the drafts; how many there are, ``[B]`` int64; and the window that
+        matched, ``[B]`` int64, 0 where there are none.
     """
     sizes = {"shortest": shortest, "longest": longest, "width": width}
     if history.is_cuda and takes() and history.stride(1) == 1:

@@ -56,6 +56,7 @@ def _copy_kernel(
     FOUND,
     IDS,
     LENS,
+    WINDOWS,
     stride,
     blocks,
     LONGEST: tl.constexpr,
@@ -81,6 +82,7 @@ def _copy_kernel(
     ids = tl.load(text, mask=draft < count, other=0).to(tl.int64)
     tl.store(IDS + row * WIDTH + draft, ids, mask=draft < WIDTH)
     tl.store(LENS + row, count)
+    tl.store(WINDOWS + row, tl.where(count > 0, window, 0))
 
 
 def match_ngrams(
@@ -91,14 +93,15 @@ def match_ngrams(
     longest: int,
     width: int,
     limits: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As :func:`specdec_kernels.matching.match_ngrams`; rows of ``history`` are contiguous."""
     rows, size = history.shape
     device = history.device
     ids = torch.empty(rows, width, dtype=torch.int64, device=device)
     lens = torch.empty(rows, dtype=torch.int64, device=device)
+    windows = torch.empty_like(lens)
     if not rows:
-        return ids, lens
+        return ids, lens, windows
     block = min(_BLOCK, max(32, triton.next_power_of_2(size)))
     blocks = -(-size // block)
     found = torch.empty(rows, blocks, dtype=torch.int64, device=device)
@@ -114,11 +117,11 @@ def match_ngrams(
     launch(
         _copy_kernel,
         (rows,),
-        *(history, lengths, limits, found, ids, lens, history.stride(0), blocks),
+        *(history, lengths, limits, found, ids, lens, windows, history.stride(0), blocks),
         LONGEST=longest,
         WIDTH=width,
         WIDTH2=triton.next_power_of_2(width),
         BLOCKS=triton.next_power_of_2(blocks),
         num_warps=1,
     )
-    return ids, lens
+    return ids, lens, windows

@@ -13,7 +13,7 @@ def match_ngrams(
     longest: int,
     width: int,
     limits: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As :func:`specdec_kernels.matching.match_ngrams`."""
     if history.device.type == "cpu" and len(lengths):  # which can be asked how far the texts reach
         history = history[:, : max(int(lengths.max()), 1)]
@@ -36,7 +36,7 @@ def match_ngrams(
     period = (lengths - start).clamp(min=1)
     where = (start[:, None] + places % period[:, None]).clamp(0, size - 1)
     ids = torch.where(places < length[:, None], history.gather(1, where).long(), 0)
-    return ids, length
+    return ids, length, torch.where(length > 0, window, 0)
 
 
 def trusted_length(window: torch.Tensor, longest: int, width: int) -> torch.Tensor:

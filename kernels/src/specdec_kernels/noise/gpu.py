@@ -64,6 +64,16 @@ def words_of(seed, index, position, stream, group):
 
 
 @triton.jit
+def words_at(seed, index, position, stream, token):
+    """uint32 words of single tokens, int32 of any shape, for one key: as :func:`words_of` has them."""
+    zero = tl.zeros_like(token).to(tl.uint32)
+    key = position.to(tl.uint32) + zero, index.to(tl.uint32) + zero, stream.to(tl.uint32) + zero
+    a, b, c, d = tl.philox(seed, (token >> 2).to(tl.uint32), key[0], key[1], key[2])
+    lane = token & 3
+    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+
+
+@triton.jit
 def _perturb_kernel(
     X,
     OUT,
@@ -111,13 +121,8 @@ def _gumbel_kernel(
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     token = tl.load(IDS + row.to(tl.int64) * ids_stride + column, mask=column < K, other=0)
-    zero = tl.zeros_like(column).to(tl.uint32)
-    position = tl.load(POSITION + row).to(tl.uint32) + zero
-    index = tl.load(INDEX + row).to(tl.uint32) + zero
-    stream = tl.load(STREAM + row).to(tl.uint32) + zero
-    a, b, c, d = tl.philox(tl.load(SEED + row), (token >> 2).to(tl.uint32), position, index, stream)
-    lane = token & 3
-    word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+    seed, index = tl.load(SEED + row), tl.load(INDEX + row)
+    word = words_at(seed, index, tl.load(POSITION + row), tl.load(STREAM + row), token)
     tl.store(OUT + row.to(tl.int64) * K + column, gumbel_of(word), mask=column < K)
 
 

@@ -12,6 +12,7 @@ bits of the dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -32,6 +33,61 @@ def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
         gain: ``[H]``, of the norm that comes next.
     """
     return _implementation(table, gain).embed(ids, table, gain)
+
+
+def join(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    features: torch.Tensor,
+    *,
+    table_gain: torch.Tensor | None,
+    feature_gain: torch.Tensor | None,
+    eps: float,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Embeddings and other hidden states of tokens side by side, each normalised by its RMS: ``[T, E + H]``.
+
+    What a draft layer on the target's hidden states takes in (EAGLE, arXiv 2401.15077; EAGLE-3, 2503.01840).
+    Norms are rounded once.
+
+    Args:
+        ids: ``[T]`` int64, each below ``V``.
+        table: ``[V, E]``, contiguous.
+        features: ``[T, H]``, contiguous; with ``rows`` of any number of tokens.
+        table_gain, feature_gain: ``[E]`` and ``[H]``; None: as they are, without a norm.
+        eps: of the norms.
+        rows: ``[T]`` int64, which of ``features`` is each token's; None: its own.
+    """
+    gains = [gain for gain in (table_gain, feature_gain) if gain is not None]
+    return _implementation(table, features, *gains).join(
+        ids, table, features, table_gain=table_gain, feature_gain=feature_gain, eps=eps, rows=rows
+    )
+
+
+def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """Rows of several tensors of one width, side by side: ``[T, n H]``.
+
+    Args:
+        parts: ``n`` of ``[S, H]``, contiguous.
+        rows: ``[T]`` int64, each below ``S``.
+    """
+    return _implementation(*parts).gather(parts, rows)
+
+
+def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``[T, H]`` each, as one ``[T, n H]``; no copy where they are its columns already (:func:`gather`)."""
+    first, count = parts[0], len(parts)
+    tokens, width = first.shape
+    storage, stride = first.untyped_storage().data_ptr(), (count * width, 1)
+    if all(
+        part.untyped_storage().data_ptr() == storage
+        and part.storage_offset() == first.storage_offset() + place * width
+        and part.stride() == stride
+        and part.shape == first.shape
+        for place, part in enumerate(parts)
+    ):
+        return first.as_strided((tokens, count * width), stride)
+    return torch.cat(tuple(parts), dim=1)
 
 
 def project_qkv(
@@ -125,9 +181,14 @@ def add_product(
     return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain)
 
 
-def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
-    """``residual / rms * gain``, ``[T, H]``, rounded once: the final norm."""
-    return _implementation(stream.residual, gain).normalize(stream, gain, eps)
+def normalize(
+    stream: Stream, gain: torch.Tensor, eps: float, rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``residual / rms * gain``, ``[T, H]``, rounded once: the final norm.
+
+    ``rows``: ``[R]`` int64, of the tokens wanted; None: all.
+    """
+    return _implementation(stream.residual, gain).normalize(stream, gain, eps, rows)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -148,8 +209,11 @@ __all__ = [
     "Stream",
     "add_product",
     "embed",
+    "gather",
+    "join",
     "normalize",
     "product",
     "project_gate_up",
     "project_qkv",
+    "side_by_side",
 ]

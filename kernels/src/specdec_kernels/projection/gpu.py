@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
 
 from ..gpu import launch
 from . import tiles
+from .between import embed_kernel, gather_kernel, join_kernel, normalize_kernel
 from .boxes import boxes
-from .fused import add_kernel, embed_kernel, gate_up_kernel, normalize_kernel, product_kernel
+from .fused import add_kernel, gate_up_kernel, product_kernel
 from .heads import qkv_kernel
 from .stream import Stream
 from .tiles import Tile
@@ -17,16 +20,60 @@ from .tiles import Tile
 #: Tiles of tokens that are gone through together, for the L2 cache.
 _GROUP = 8
 _COLUMNS = 1024
+#: Tensors that one launch gathers from.
+_GATHERED = 4
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
     tokens, width = len(ids), table.shape[1]
     stream = Stream.empty(tokens, width, table)
     if tokens:
-        parts = (stream.residual, stream.scaled, stream.squares, stream.squares.stride(0))
+        parts = (stream.residual, stream.scaled, *_squares(stream))
         grid = (tokens, -(-width // _COLUMNS))
         launch(embed_kernel, grid, ids, table, gain, *parts, H=width, num_warps=4)
     return stream
+
+
+def join(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    features: torch.Tensor,
+    *,
+    table_gain: torch.Tensor | None,
+    feature_gain: torch.Tensor | None,
+    eps: float,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    tokens, embedded, width = len(ids), table.shape[1], features.shape[1]
+    y = table.new_empty(tokens, embedded + width)
+    if tokens:
+        launch(
+            join_kernel,
+            (tokens, 2),
+            *(ids, table, table_gain, features, feature_gain, rows, y, eps),
+            E=embedded,
+            H=width,
+            BLOCK=triton.next_power_of_2(max(embedded, width)),
+            num_warps=8,
+        )
+    return y
+
+
+def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    tokens, width = len(rows), parts[0].shape[1]
+    y = parts[0].new_empty(tokens, len(parts) * width)
+    for first in range(0, len(parts) if tokens else 0, _GATHERED):
+        some = [*parts[first : first + _GATHERED], *[None] * _GATHERED][:_GATHERED]
+        count = sum(part is not None for part in some)
+        launch(
+            gather_kernel,
+            (tokens, -(-width // _COLUMNS), count),
+            *(*some, rows, y[:, first * width :], y.stride(0)),
+            H=width,
+            BLOCK=_COLUMNS,
+            num_warps=4,
+        )
+    return y
 
 
 def project_qkv(
@@ -59,7 +106,7 @@ def project_qkv(
     tile = _tile("qkv", x, weight, held)
     _launch(
         qkv_kernel,
-        *(tile, 2 * heads * pairs, weight, x, bias, stream.squares, stream.squares.stride(0)),
+        *(tile, 2 * heads * pairs, weight, x, bias, *_squares(stream)),
         *(cos, sin, positions, write_slots, query_gain, key_gain, query, key_cache, value_cache),
         scalars=(eps,),
         pairs=pairs if 2 * pairs == dim and (not rotate or 2 * cos.shape[1] == dim) else None,
@@ -83,7 +130,8 @@ def project_gate_up(
         _launch(
             gate_up_kernel,
             *(_tile("gate_up", x, weight), 2 * size, weight, x, bias),
-            *(stream.squares, stream.squares.stride(0), y),
+            *_squares(stream),
+            y,
             scalars=(eps,),
             pairs=size,
             N=size,
@@ -103,19 +151,22 @@ def add_product(
         _launch(
             add_kernel,
             *(_tile("add", x, weight), width, weight, x, bias, stream.residual, gain),
-            *(new.residual, new.scaled, new.squares, new.squares.stride(0)),
+            *(new.residual, new.scaled, *_squares(new)),
             N=width,
             K=inputs,
         )
     return new
 
 
-def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
+def normalize(
+    stream: Stream, gain: torch.Tensor, eps: float, rows: torch.Tensor | None = None
+) -> torch.Tensor:
     tokens, width = stream.residual.shape
-    y = torch.empty_like(stream.residual)
+    tokens = tokens if rows is None else len(rows)
+    y = stream.residual.new_empty(tokens, width)
     if tokens:
         grid = (tokens, -(-width // _COLUMNS))
-        parts = (stream.residual, gain, stream.squares, stream.squares.stride(0), y, eps)
+        parts = (stream.residual, gain, *_squares(stream), rows, y, eps)
         launch(normalize_kernel, grid, *parts, H=width, BLOCK=_COLUMNS, num_warps=4)
     return y
 
@@ -128,6 +179,11 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
         tile = _tile("product", x, weight)
         _launch(product_kernel, tile, outputs, weight, x, bias, y, N=outputs, K=inputs)
     return y
+
+
+def _squares(stream: Stream) -> tuple[torch.Tensor | None, int]:
+    """The partial sums and their stride."""
+    return stream.squares, 0 if stream.squares is None else stream.squares.stride(0)
 
 
 def _tile(kind: str, x: torch.Tensor, weight: torch.Tensor, held: int = 1) -> Tile:

@@ -179,7 +179,18 @@ def halves(a, ROWS: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
-    """What :func:`reciprocal_rms` adds up: ``[8, B]`` of each eight rows of the partial sums."""
+    """What :func:`reciprocal_rms` adds up: ``[8, B]`` of each eight rows of the partial sums.
+
+    Without ``SQUARES`` there is nothing to divide by: ``[1, B]``, the factor itself.
+    """
+    if SQUARES is None:
+        return (tl.full((1, B), 1.0, tl.float32),)
+    else:
+        return _partial_squares(SQUARES, stride, m, M, H, B)
+
+
+@triton.jit
+def _partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
     PARTS: tl.constexpr = (H + 63) // 64
     j = tl.arange(0, 8)[:, None]
     there = (j < PARTS) & (m < M)[None, :]
@@ -194,7 +205,10 @@ def partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
 @triton.jit
 def reciprocal_rms(parts, eps, H: tl.constexpr, B: tl.constexpr):
     """``1 / rms`` of tokens from the partial sums of their squares: ``[1, B]``."""
-    total = tl.zeros((8, B), tl.float32)
-    for t in tl.static_range(len(parts)):
-        total += parts[t]
-    return tl.rsqrt(tl.fma(tree_sum(total, 8, B, 8), 1.0 / H, eps))
+    if parts[0].shape[0] == 1:
+        return parts[0]
+    else:
+        total = tl.zeros((8, B), tl.float32)
+        for t in tl.static_range(len(parts)):
+            total += parts[t]
+        return tl.rsqrt(tl.fma(tree_sum(total, 8, B, 8), 1.0 / H, eps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -12,6 +14,29 @@ from .stream import COLUMNS, Stream
 
 def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
     return _stream(F.embedding(ids, table), gain)
+
+
+def join(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    features: torch.Tensor,
+    *,
+    table_gain: torch.Tensor | None,
+    feature_gain: torch.Tensor | None,
+    eps: float,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    features = features if rows is None else features[rows]
+    parts = ((F.embedding(ids, table), table_gain), (features, feature_gain))
+    return torch.cat([x if gain is None else _rms_norm(x, gain, eps) for x, gain in parts], 1)
+
+
+def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part[rows] for part in parts], 1)
+
+
+def _rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x.float(), (x.shape[1],), gain.float(), eps).to(x.dtype)
 
 
 def project_qkv(
@@ -58,9 +83,13 @@ def add_product(
     return _stream(stream.residual + product(x, weight, bias), gain)
 
 
-def normalize(stream: Stream, gain: torch.Tensor, eps: float) -> torch.Tensor:
-    scale = _scale(stream, eps)
-    return (stream.residual.float() * scale * gain.float()).to(stream.residual.dtype)
+def normalize(
+    stream: Stream, gain: torch.Tensor, eps: float, rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    residual, scale = stream.residual, _scale(stream, eps)
+    if rows is not None:
+        residual, scale = residual[rows], scale[rows]
+    return (residual.float() * scale * gain.float()).to(residual.dtype)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -70,11 +99,14 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def _normalized_product(
     stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    y = F.linear(stream.scaled.float(), weight.float()) * _scale(stream, eps)
+    y = F.linear(stream.scaled.float(), weight.float())
+    if stream.squares is not None:
+        y = y * _scale(stream, eps)
     return y if bias is None else y + bias.float()
 
 
 def _scale(stream: Stream, eps: float) -> torch.Tensor:
+    assert stream.squares is not None  # a norm is still to be made
     tokens, width = stream.residual.shape
     return (stream.squares[:, :tokens].sum(0) / width + eps).rsqrt()[:, None]
 
@@ -83,5 +115,6 @@ def _stream(residual: torch.Tensor, gain: torch.Tensor) -> Stream:
     tokens, width = residual.shape
     stream = Stream.empty(tokens, width, residual)
     squares = F.pad(residual.float().square(), (0, -width % COLUMNS)).unflatten(1, (-1, COLUMNS)).sum(2)
+    assert stream.squares is not None
     stream.squares[:, :tokens] = squares.T
     return Stream(residual, (residual.float() * gain.float()).to(residual.dtype), stream.squares)

@@ -23,12 +23,13 @@ class Stream:
     Attributes:
         residual: ``[T, H]``.
         scaled: ``[T, H]``, ``residual`` times the gain of the norm that comes next, of its dtype.
-        squares: ``[ceil(H / 64), >= T]`` float32, sums of ``residual^2`` over 64 columns each.
+        squares: ``[ceil(H / 64), >= T]`` float32, sums of ``residual^2`` over 64 columns each. None:
+            ``scaled``, of any width, is multiplied as it is; whatever norm there was is in it.
     """
 
     residual: torch.Tensor
     scaled: torch.Tensor
-    squares: torch.Tensor
+    squares: torch.Tensor | None
 
     @staticmethod
     def empty(tokens: int, width: int, like: torch.Tensor) -> Stream:

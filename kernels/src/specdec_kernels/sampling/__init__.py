@@ -106,6 +106,7 @@ def draw_tokens(
     min_p: torch.Tensor | None = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw the token of each row of logits: the largest of logits / temperature plus Gumbel noise.
 
@@ -123,6 +124,8 @@ def draw_tokens(
         top_p: ``[B]`` float32, 1: off.
         min_p: ``[B]`` float32, 0: off.
         stream: separates draws that must be independent of each other.
+        ids: ``[V]`` int64, the token that each column stands for, by which noise is keyed and which is what
+            comes out; no two alike. None: the columns' numbers.
 
     Returns:
         ``[N]`` int64; -1 where NaN is among the logits or none of them is above -inf.
@@ -138,6 +141,7 @@ def draw_tokens(
         min_p=min_p,
         tokens_per_row=tokens_per_row,
         stream=stream,
+        ids=ids,
     )
 
 
@@ -154,6 +158,7 @@ def rank_tokens(
     min_p: torch.Tensor | None = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``k`` likeliest outcomes of :func:`draw_tokens`, the first being its result.
 
@@ -176,6 +181,7 @@ def rank_tokens(
         min_p=min_p,
         tokens_per_row=tokens_per_row,
         stream=stream,
+        ids=ids,
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from specdec_kernels.noise import gumbel
+
 from .reference import keep_min_p, keep_top_k, keep_top_p, log_normalizer, perturb, top_scores
 
 _OUT = float("-inf")
@@ -28,12 +30,13 @@ def draw_tokens(
     min_p: _Filter = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`specdec_kernels.sampling.draw_tokens`."""
     transformed = _transformed(logits, temperature, top_k, top_p, min_p, tokens_per_row)
-    scores = _scores(transformed, positions, seed, index, temperature, tokens_per_row, stream, best=1)
-    ids, best = top_scores(scores, 1)
-    return torch.where(best > _OUT, ids, -1)[:, 0]  # of NaN neither
+    scores = _scores(transformed, positions, seed, index, temperature, tokens_per_row, stream, ids, best=1)
+    drawn, best = _top_scores(scores, 1, ids)
+    return torch.where(best > _OUT, drawn, -1)[:, 0]  # of NaN neither
 
 
 def rank_tokens(
@@ -49,12 +52,13 @@ def rank_tokens(
     min_p: _Filter = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`specdec_kernels.sampling.rank_tokens`."""
     transformed = _transformed(logits, temperature, top_k, top_p, min_p, tokens_per_row)
-    scores = _scores(transformed, positions, seed, index, temperature, tokens_per_row, stream, best=k)
-    ids, best = top_scores(scores, k)
-    return ids, best - log_normalizer(transformed)[:, None]
+    scores = _scores(transformed, positions, seed, index, temperature, tokens_per_row, stream, ids, best=k)
+    ranked, best = _top_scores(scores, k, ids)
+    return ranked, best - log_normalizer(transformed)[:, None]
 
 
 def _transformed(
@@ -117,6 +121,7 @@ def _scores(
     temperature: torch.Tensor | None,
     tokens_per_row: int,
     stream: int,
+    ids: torch.Tensor | None,
     *,
     best: int,
 ) -> torch.Tensor:
@@ -124,6 +129,9 @@ def _scores(
         return transformed
     sampled = (temperature != 0).repeat_interleave(tokens_per_row)
     key = seed.repeat_interleave(tokens_per_row), index.repeat_interleave(tokens_per_row), positions
+    if ids is not None:
+        noise = gumbel(*key, ids, stream=stream)
+        return torch.where(sampled[:, None], transformed + noise, transformed)
     if transformed.device.type != "cpu":
         noisy = perturb(transformed, *key, best=best, stream=stream)
         return torch.where(sampled[:, None], noisy, transformed)
@@ -133,3 +141,12 @@ def _scores(
     scores = transformed.clone()
     scores[rows] = perturb(transformed[rows], *(own[rows] for own in key), best=best, stream=stream)
     return scores
+
+
+def _top_scores(scores: torch.Tensor, k: int, ids: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :func:`top_scores`, with the ids that columns stand for."""
+    if ids is None:
+        return top_scores(scores, k)
+    order = ids.argsort()  # of equal scores the lowest id comes first
+    places, best = top_scores(scores[:, order], k)
+    return ids[order][places], best

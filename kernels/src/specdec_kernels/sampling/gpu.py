@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from ..gpu import launch
-from ..noise.gpu import gumbel_of, words_of
+from ..noise.gpu import gumbel_of, words_at, words_of
 from .reference import keep_from, take
 from .thresholds import floors
 
@@ -31,6 +31,7 @@ _NO_ID = tl.constexpr(0x7FFFFFFF)
 @triton.jit
 def _scored(
     X,
+    IDS,
     SEED,
     INDEX,
     POSITION,
@@ -45,10 +46,15 @@ def _scored(
     FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of this program's block, ``[BLOCK / 4, 4]``: logits of the law, those plus noise, token ids."""
+    """Of this program's block, ``[BLOCK / 4, 4]``: logits of the law, those plus noise, token ids.
+
+    ``IDS``: the id of each column, where those are not the columns' numbers; behind the last, none.
+    """
     group = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
     token = group[:, None] * 4 + tl.arange(0, 4)[None, :]
     x = tl.load(X + row.to(tl.int64) * x_stride + token, mask=token < V, other=_OUT).to(tl.float32)
+    if IDS is not None:
+        token = tl.load(IDS + token, mask=token < V, other=_NO_ID).to(tl.int32)
     score = x
     if SAMPLED:
         temperature = tl.load(TEMPERATURE + own)
@@ -61,7 +67,11 @@ def _scored(
             score = x
             if some:
                 seed, index = tl.load(SEED + own), tl.load(INDEX + own)
-                words = words_of(seed, index, tl.load(POSITION + row), stream, group)
+                position = tl.load(POSITION + row)
+                if IDS is not None:
+                    words = words_at(seed, index, position, stream, token)
+                else:
+                    words = words_of(seed, index, position, stream, group)
                 score = x + gumbel_of(words)
     return x, score, token
 
@@ -69,6 +79,7 @@ def _scored(
 @triton.jit(do_not_specialize=["T", "stream"])
 def _best_kernel(
     X,
+    IDS,
     SEED,
     INDEX,
     POSITION,
@@ -90,14 +101,14 @@ def _best_kernel(
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     x, score, token = _scored(
-        X, SEED, INDEX, POSITION, TEMPERATURE, FLOOR, row, row // T, V, x_stride, stream,
+        X, IDS, SEED, INDEX, POSITION, TEMPERATURE, FLOOR, row, row // T, V, x_stride, stream,
         SAMPLED, FILTERED, BLOCK,
     )  # fmt: skip
     # NaN beats all, under an id that says that there is none.
     token = tl.where(x != x, -1, token)
     score = tl.where(x != x, float("inf"), score)
     best = tl.max(tl.max(score, 1), 0)
-    first = tl.min(tl.min(tl.where(score == best, token, V), 1), 0)
+    first = tl.min(tl.min(tl.where(score == best, token, _NO_ID), 1), 0)
     out = row * tl.num_programs(0) + tl.program_id(0)
     tl.store(BEST + out, best)
     tl.store(BEST_ID + out, first)
@@ -128,6 +139,7 @@ def _next_best(score, token, there, best, first):
 @triton.jit(do_not_specialize=["T", "stream"])
 def _rank_kernel(
     X,
+    IDS,
     SEED,
     INDEX,
     POSITION,
@@ -152,7 +164,7 @@ def _rank_kernel(
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     x, score, token = _scored(
-        X, SEED, INDEX, POSITION, TEMPERATURE, FLOOR, row, row // T, V, x_stride, stream,
+        X, IDS, SEED, INDEX, POSITION, TEMPERATURE, FLOOR, row, row // T, V, x_stride, stream,
         SAMPLED, FILTERED, BLOCK,
     )  # fmt: skip
     out = row * tl.num_programs(0) + tl.program_id(0)
@@ -161,10 +173,11 @@ def _rank_kernel(
     tl.store(MASS + out, tl.sum(tl.sum(tl.exp(x - tl.where(most > _OUT, most, 0.0)), 1), 0))
     flat_score = tl.reshape(score, (BLOCK,))
     flat_token = tl.reshape(token, (BLOCK,))
+    flat_there = flat_token < (V if IDS is None else _NO_ID)
     best = tl.full((), float("inf"), tl.float32)
     first = tl.full((), -1, tl.int32)
     for rank in tl.static_range(K):
-        best, first = _next_best(flat_score, flat_token, flat_token < V, best, first)
+        best, first = _next_best(flat_score, flat_token, flat_there, best, first)
         tl.store(BEST + out * K + rank, best)
         tl.store(BEST_ID + out * K + rank, first)
 
@@ -230,6 +243,7 @@ def draw_tokens(
     min_p: torch.Tensor | None = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`specdec_kernels.sampling.draw_tokens`."""
     rows, size = logits.shape
@@ -245,7 +259,7 @@ def draw_tokens(
     launch(
         _best_kernel,
         (blocks, rows),
-        *(logits, seed, index, positions.contiguous(), temperature, floor, best, best_id),
+        *(logits, ids, seed, index, positions.contiguous(), temperature, floor, best, best_id),
         *(size, logits.stride(0), tokens_per_row, stream),
         SAMPLED=temperature is not None,
         FILTERED=floor is not None,
@@ -276,14 +290,15 @@ def rank_tokens(
     min_p: torch.Tensor | None = None,
     tokens_per_row: int = 1,
     stream: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`specdec_kernels.sampling.rank_tokens`, for a small ``k``."""
     rows, size = logits.shape
     device = logits.device
-    ids = torch.empty(rows, k, dtype=torch.int64, device=device)
+    ranked = torch.empty(rows, k, dtype=torch.int64, device=device)
     scores = torch.empty(rows, k, device=device)
     if not rows:
-        return ids, scores
+        return ranked, scores
     floor = _floors(logits, temperature, top_k, top_p, min_p, tokens_per_row)
     block = min(_RANK_BLOCK, max(64, triton.next_power_of_2(size)))
     blocks = -(-size // block)
@@ -293,7 +308,8 @@ def rank_tokens(
     launch(
         _rank_kernel,
         (blocks, rows),
-        *(logits, seed, index, positions.contiguous(), temperature, floor, best, best_id, most, mass),
+        *(logits, ids, seed, index, positions.contiguous(), temperature, floor),
+        *(best, best_id, most, mass),
         *(size, logits.stride(0), tokens_per_row, stream),
         K=k,
         SAMPLED=temperature is not None,
@@ -305,14 +321,14 @@ def rank_tokens(
     launch(
         _merge_kernel,
         (rows,),
-        *(best, best_id, most, mass, ids, scores, blocks),
+        *(best, best_id, most, mass, ranked, scores, blocks),
         K=k,
         RANKS=triton.next_power_of_2(k),
         BLOCKS=triton.next_power_of_2(blocks),
         num_warps=4,
         enable_fp_fusion=False,
     )
-    return ids, scores
+    return ranked, scores
 
 
 def _floors(

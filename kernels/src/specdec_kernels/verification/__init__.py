@@ -173,6 +173,71 @@ def next_inputs(
     )
 
 
+def fed_inputs(
+    committed: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+    limit: torch.Tensor,
+    active: torch.Tensor,
+    budget: torch.Tensor,
+    *,
+    width: int,
+    depth: int,
+    tree: bool,
+) -> dict[str, torch.Tensor]:
+    """What a proposer is told behind :func:`accept`, whose ``committed``, ``counts`` and ``path`` these are.
+
+    Each row is fed ``T`` tokens: those it committed, then the last of them again; where it committed none,
+    the last one that it has.
+
+    Args:
+        limit, active: ``[B]`` int64, as :func:`accept` leaves them.
+        budget: ``[B]`` int64, the most drafts of each row.
+        width, depth: the most drafts and levels of a step.
+        tree: whether a row may have more drafts than levels.
+
+    Returns:
+        int64 tensors by name: ``committed`` ``[B]``, a copy; ``positions`` ``[B * T]``; ``hidden``
+        ``[B * T]``, the place among the target's tokens of the hidden state behind which each was drawn;
+        ``last`` ``[B]``, where each row's last token first stands; ``room`` and ``budget`` ``[B]``, levels
+        and drafts left to each row.
+    """
+    made = (committed, counts, path, limit, active, budget)
+    return _implementation(*made).fed_inputs(*made, width=width, depth=depth, tree=tree)
+
+
+def draft_places(
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    base: torch.Tensor,
+    extra: torch.Tensor | None,
+    counts: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where draft layers write their tokens, and at which positions those stand: ``[T]`` int64 each.
+
+    Rows without ``counts``, that is, with nothing to feed, write to block 0, and so does what lies beyond the
+    tables.
+
+    Args:
+        rows, slots, base: ``[T]`` int64: row, logical slot, and how many slots from 0 on a token sees.
+        extra: ``[T, E]`` int64, the scratch slots that it sees besides, -1 where unused.
+        counts: ``[B]`` int64.
+        block_table: ``[B, C]`` int64.
+
+    Returns:
+        Physical slots, and ``base - 1`` plus the number of scratch slots seen.
+    """
+    rows, slots, base = rows.contiguous(), slots.contiguous(), base.contiguous()
+    extra = None if extra is None else extra.contiguous()
+    made = (rows, slots, base, counts, *(() if extra is None else (extra,)))
+    return _implementation(*made, block_table[:1]).draft_places(
+        rows, slots, base, extra, counts, block_table, block_size=block_size
+    )
+
+
 def _implementation(*tensors: torch.Tensor) -> ModuleType:
     """The kernels for tensors of a GPU that lie one element behind the other, as those of a step do."""
     if tensors[0].is_cuda and takes() and all(tensor.is_contiguous() for tensor in tensors):
@@ -182,4 +247,4 @@ def _implementation(*tensors: torch.Tensor) -> ModuleType:
     return reference
 
 
-__all__ = ["accept", "next_inputs"]
+__all__ = ["accept", "draft_places", "fed_inputs", "next_inputs"]

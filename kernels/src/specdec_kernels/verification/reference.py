@@ -193,3 +193,45 @@ def _physical(block_table: torch.Tensor, slots: torch.Tensor, block_size: int) -
     column = slots // block_size
     blocks = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1))
     return torch.where(column < block_table.shape[1], blocks, 0) * block_size + slots % block_size
+
+
+def fed_inputs(
+    committed: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+    limit: torch.Tensor,
+    active: torch.Tensor,
+    budget: torch.Tensor,
+    *,
+    width: int,
+    depth: int,
+    tree: bool,
+) -> dict[str, torch.Tensor]:
+    rows, tokens = path.shape
+    fed = torch.minimum(torch.arange(tokens, device=path.device), (counts - 1)[:, None])
+    first = torch.arange(rows, device=path.device) * tokens
+    room = (limit - committed - 1).clamp(min=0) * active
+    budget = torch.where(room > 0, budget, 0)
+    return {
+        "committed": committed.clone(),
+        "positions": ((committed - counts)[:, None] + fed).flatten(),
+        "hidden": (first[:, None] + path).flatten(),
+        "last": first + (counts - 1).clamp(min=0),
+        "room": room.clamp(max=depth),
+        "budget": (budget if tree else torch.minimum(budget, room)).clamp(max=width),
+    }
+
+
+def draft_places(
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    base: torch.Tensor,
+    extra: torch.Tensor | None,
+    counts: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    place = _physical(block_table[rows], slots[:, None], block_size)[:, 0]
+    level = 0 if extra is None else (extra >= 0).sum(1)  # a node's ancestors and itself
+    return torch.where(counts[rows] > 0, place, 0), base - 1 + level

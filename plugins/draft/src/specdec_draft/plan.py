@@ -17,6 +17,7 @@ class Plan:
     """A draft that fits its target."""
 
     folder: Path
+    dummy: bool  #: there are no weights to be read, random ones will do
     shape: DraftShape
     vocabulary: Vocabulary
     dtype: str  #: torch's name of it
@@ -54,6 +55,7 @@ def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
         )
     return Plan(
         folder=draft.path,
+        dummy=draft.dummy,
         shape=shape,
         vocabulary=match_vocabularies(Path(target.path), draft.path, target.vocab_size, shape.vocab_size),
         dtype=dtype,
@@ -83,7 +85,7 @@ def needs(config: DraftModelConfig, context: PlanContext) -> Needs:
                 layers=made.shape.layers,
                 heads=made.shape.heads,
                 k_dim=dim,
-                v_dim=dim,
+                v_dim=made.shape.value_dim or dim,
                 dtype=None if made.dtype == context.target.dtype else made.dtype,
             ),
         ),

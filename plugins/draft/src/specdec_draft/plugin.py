@@ -17,6 +17,8 @@ from specdecode.contract import (
 from specdecode.plugins import hookimpl
 
 if TYPE_CHECKING:
+    from specdec_train.recipe import Recipe
+
     from .config import DraftModelConfig
 
 
@@ -33,6 +35,13 @@ def specdecode_proposers() -> Iterator[ProposerSpec]:
         build=_build,
         recognize=_recognize,
     )
+
+
+@hookimpl
+def specdecode_recipes() -> Iterator[Recipe]:
+    from .recipe import DraftModelRecipe
+
+    yield DraftModelRecipe()
 
 
 def _needs(config: DraftModelConfig, context: PlanContext) -> Needs:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
-from specdecode.contract import ConfigError, Unsupported
+from specdecode.contract import Unsupported
+from specdecode.heads.tokenizers import Entries, first_difference, read_entries
 
 #: The draft's id that stands for a target's id which it does not know. What it drafts behind one may be
 #: poor; it is never wrong, since the target verifies it.
@@ -30,14 +27,6 @@ class Vocabulary:
     def shared(self) -> int:
         """How many ids of the target can be drafted."""
         return sum(own >= 0 for own in self.drafts)
-
-
-@attrs.frozen
-class Entries:
-    """What a tokenizer's files say."""
-
-    tokens: Mapping[int, str] = attrs.field(repr=False)  #: id -> token
-    special: frozenset[int]  #: ids of control tokens
 
 
 def match_vocabularies(target: Path, draft: Path, target_size: int, draft_size: int) -> Vocabulary:
@@ -66,7 +55,7 @@ def match_vocabularies(target: Path, draft: Path, target_size: int, draft_size: 
                 "tokenizer.json or vocab.json that would tell which are the same; put one there"
             )
         return _numbered_alike(range(target_size), target_size, draft_size)
-    odd = _first_difference(ours, theirs)
+    odd = first_difference(ours, theirs)
     if odd is None:
         alike = [i for i, token in ours.tokens.items() if theirs.tokens.get(i) == token]
         return _numbered_alike(alike, target_size, draft_size)
@@ -79,48 +68,6 @@ def match_vocabularies(target: Path, draft: Path, target_size: int, draft_size: 
     own = {here: there for here, there in reduced if here < target_size and there < draft_size}
     drafts = tuple(own.get(i, -1) for i in range(target_size))
     return Vocabulary(drafts, tuple(STRANGER if i < 0 else i for i in drafts))
-
-
-def read_entries(folder: Path) -> Entries | None:
-    """A tokenizer's entries, from ``tokenizer.json`` or ``vocab.json``; None if there is neither.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    for name in ("tokenizer.json", "vocab.json"):
-        file = folder / name
-        if file.is_file():
-            return _read(file, file.stat().st_mtime_ns)
-    return None
-
-
-@functools.lru_cache(maxsize=4)  # a method is asked for its needs more than once
-def _read(file: Path, _changed: int) -> Entries:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        added: list[Any] = []
-        if file.name == "tokenizer.json":
-            content, added = content["model"]["vocab"], content.get("added_tokens") or []
-        if isinstance(content, list):  # unigram: (token, score) in the order of the ids
-            tokens = {i: str(entry[0]) for i, entry in enumerate(content)}
-        else:
-            tokens = {int(i): str(token) for token, i in content.items()}
-        tokens |= {int(entry["id"]): str(entry["content"]) for entry in added}
-        special = frozenset(int(entry["id"]) for entry in added if entry.get("special"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as a tokenizer ({type(error).__name__}: {error}); fetch it again"
-        ) from error
-    return Entries(tokens, special)
-
-
-def _first_difference(ours: Entries, theirs: Entries) -> int | None:
-    """The first id that both have for different tokens; control tokens of both aside."""
-    control = ours.special & theirs.special
-    for i in sorted(ours.tokens.keys() & theirs.tokens.keys()):
-        if ours.tokens[i] != theirs.tokens[i] and i not in control:
-            return i
-    return None
 
 
 def _numbered_alike(alike: range | list[int], target_size: int, draft_size: int) -> Vocabulary:

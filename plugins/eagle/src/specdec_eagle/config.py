@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import attrs
-from specdecode.contract import MAX_SPECULATIVE_TOKENS, DraftModelFields, option, within
-
-from .topology import Topology, parse_tree
+from specdecode.contract import MAX_SPECULATIVE_TOKENS, option, within
+from specdecode.heads.config import HeadFields, TreeFields
 
 #: Levels of a grown tree that names none: EAGLE-2's one and seven more.
 DEFAULT_TREE_DEPTH = 8
-
-
-def _tree(_: Any, __: Any, value: Any) -> None:
-    if value is not None:
-        parse_tree(value)
-
-
-def _only(works: Any, instead: str) -> Any:
-    def check(_: Any, __: Any, value: Any) -> None:
-        if value not in (None, works):
-            raise ValueError(f"must be {works!r} or left out in this version, got {value!r}: {instead}")
-
-    return check
 
 
 def _share(_: Any, __: Any, value: float | None) -> None:
@@ -33,33 +19,18 @@ def _share(_: Any, __: Any, value: float | None) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class EagleConfig(DraftModelFields):
+class EagleConfig(HeadFields, TreeFields):
     """A chain by default; ``speculative_token_tree`` fixes a tree, ``tree_top_k`` grows one."""
 
     #: What the checkpoint must be.
     method: ClassVar[Literal["eagle", "eagle3"]] = "eagle"
 
-    quantization: str | None = option(
-        "must be left out: a head computes in the target's dtype",
-        default=None,
-        validator=_only(None, "the head's weights are not quantized"),
-    )
-    draft_tensor_parallel_size: int | None = option(
-        "must be 1: a head is computed on one device",
-        default=None,
-        validator=_only(1, "a head is too small to be worth sharding"),
-    )
     num_speculative_tokens: int | None = option(
         f"draft tokens a step, 1 to {MAX_SPECULATIVE_TOKENS}; of a tree: its nodes; none: what a checkpoint "
-        "in the speculators format proposes, or the nodes of speculative_token_tree",
+        "in the speculators format proposes, the nodes of speculative_token_tree, or of a tree that grows as "
+        "many as pay on this device, by the time that steps take",
         default=None,
         validator=within(1, MAX_SPECULATIVE_TOKENS),
-    )
-    speculative_token_tree: str | tuple[tuple[int, ...], ...] | None = option(
-        "a fixed tree: for each node the ranks that lead to it from the root, as a list, or a string of one: "
-        "[(0,), (1,), (0, 0)]",
-        default=None,
-        validator=_tree,
     )
     tree_top_k: int | None = option(
         "grow a tree as EAGLE-2 does: so many nodes of each level are expanded, by so many children each, "
@@ -98,12 +69,6 @@ class EagleConfig(DraftModelFields):
                 f"num_speculative_tokens must be the {nodes} nodes of speculative_token_tree or left out, "
                 f"got {self.num_speculative_tokens}"
             )
-
-    @property
-    def topology(self) -> Topology | None:
-        """The fixed tree, if one is asked for."""
-        tree = self.speculative_token_tree
-        return None if tree is None else Topology.from_paths(parse_tree(tree))
 
 
 @attrs.frozen(kw_only=True)

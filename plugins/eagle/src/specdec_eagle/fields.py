@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 from specdecode.contract import CheckpointInfo, ConfigError, Unsupported
+from specdecode.heads.fields import activation, positive, proposed_tokens, rope_parameters
 
 #: ``speculators_model_type`` -> whether it is an EAGLE head, or what it is.
 _OTHER_SPECULATORS = {
@@ -57,9 +58,6 @@ _SPECULATORS_KEYS = {
 #: In the authors' form a config is a whole Llama config: only what looks like a switch of a head is judged.
 _SWITCHES = ("norm_", "_norm", "layernorm", "parallel_draft", "ttt_", "aux_hidden")
 _LLAMA_KEYS = {"rms_norm_eps", "layer_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_eps"}
-#: What transformers' rope functions know.
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-_ACTIVATIONS = ("silu", "swish", "gelu_pytorch_tanh")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,31 +107,29 @@ def read_fields(
     if not isinstance(eagle, Mapping):
         raise ConfigError(f"{where}: eagle_config of config.json must be an object, got {eagle!r}")
     _refuse_variants(top, eagle, where, speculators)
-    hidden = _size(layer, "hidden_size", where)
-    heads = _size(layer, "num_attention_heads", where) or 32
+    hidden = positive(layer, "hidden_size", where)
+    heads = positive(layer, "num_attention_heads", where) or 32
     ids = top.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
     if ids is not None and not (isinstance(ids, (list, tuple)) and all(type(i) is int for i in ids)):
         raise ConfigError(
             f"{where}: eagle_aux_hidden_state_layer_ids must be a list of integers, got {ids!r}"
         )
     before = top.get("norm_before_residual")
-    act = layer.get("hidden_act", "silu")
-    if act not in _ACTIVATIONS:
-        raise Unsupported(f"{where}: hidden_act {act!r} is not supported; {', '.join(_ACTIVATIONS)} are")
     if top.get("norm_before_fc") and top.get("fc_norm"):
         raise ConfigError(f"{where}: norm_before_fc and fc_norm exclude each other; config.json sets both")
     return Fields(
         num_heads=heads,
-        head_dim=_size(layer, "head_dim", where),
-        num_layers=_size(layer, "num_hidden_layers", where) or 1,
+        head_dim=positive(layer, "head_dim", where),
+        num_layers=positive(layer, "num_hidden_layers", where) or 1,
         hidden_size=hidden,
         rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)),
-        hidden_act=act,
-        rope=_rope(layer if rope is None else {"rope_parameters": rope}, where),
-        max_positions=_size(layer, "max_position_embeddings", where) or 2048,
-        vocab_size=_size(layer, "vocab_size", where),
-        draft_vocab_size=_size(top, "draft_vocab_size", where) or _size(top, "truncated_vocab_size", where),
-        target_hidden_size=_size(top, "target_hidden_size", where),
+        hidden_act=activation(layer, where),
+        rope=rope_parameters(layer if rope is None else {"rope_parameters": rope}, where),
+        max_positions=positive(layer, "max_position_embeddings", where) or 2048,
+        vocab_size=positive(layer, "vocab_size", where),
+        draft_vocab_size=positive(top, "draft_vocab_size", where)
+        or positive(top, "truncated_vocab_size", where),
+        target_hidden_size=positive(top, "target_hidden_size", where),
         aux_layer_ids=None if ids is None else tuple(ids),
         use_aux=bool(eagle.get("use_aux_hidden_state", True)),
         # Where the speculators format does not say it, its readers take it for true.
@@ -142,7 +138,7 @@ def read_fields(
         fc_norm=bool(top.get("fc_norm")),
         norm_output=bool(top.get("norm_output")),
         announced=tuple(name for switch, names in _ANNOUNCED.items() if top.get(switch) for name in names),
-        proposed_tokens=_proposed(top),
+        proposed_tokens=proposed_tokens(top),
     )
 
 
@@ -170,30 +166,3 @@ def _refuse_variants(top: Mapping[str, Any], eagle: Mapping[str, Any], where: st
             unknown = key not in _LLAMA_KEYS and any(part in key for part in _SWITCHES)
         if unknown:
             raise Unsupported(f"{where}: {key}={value!r} of config.json is unknown, and may change the head")
-
-
-def _size(fields: Mapping[str, Any], key: str, where: str) -> int | None:
-    value = fields.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"{where}: {key} of config.json must be a positive integer, got {value!r}")
-    return value
-
-
-def _rope(layer: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """In the spelling of transformers 5; a head that names no theta has 10000, whatever its target has."""
-    merged = {**(layer.get("rope_scaling") or {}), **(layer.get("rope_parameters") or {})}
-    merged["rope_type"] = merged.get("rope_type") or merged.pop("type", None) or "default"
-    merged["rope_theta"] = float(merged.get("rope_theta") or layer.get("rope_theta") or 10000.0)
-    if merged["rope_type"] not in _ROPE_TYPES:
-        known = ", ".join(_ROPE_TYPES)
-        raise Unsupported(f"{where}: rope_type {merged['rope_type']!r} is not supported; {known} are")
-    return merged
-
-
-def _proposed(top: Mapping[str, Any]) -> int | None:
-    """``speculative_tokens`` of the first method that a speculators config proposes."""
-    methods = (top.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    value = methods[0].get("speculative_tokens") if isinstance(methods[0], Mapping) else None
-    return value if type(value) is int and value > 0 else None

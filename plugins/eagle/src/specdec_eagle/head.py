@@ -1,6 +1,6 @@
 """The head itself: hidden states and tokens to logits.
 
-Shapes: ``T`` tokens, ``R`` rows of logits, ``H`` hidden size, ``V`` the target's vocabulary.
+Shapes: ``T`` tokens, ``R`` rows of logits, ``H`` hidden size, ``Vd`` tokens that can be drafted.
 The input of a token is its own embedding and the *feature* of the token before it: what the target's hidden
 states are fused to, or in later steps of a draft what the head made of that token itself.
 """
@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 from specdec_kernels.attention import AttentionMetadata
+from specdec_kernels.projection import Stream, join, normalize, product, side_by_side
+from specdecode.heads.layers import layer_config
 from specdecode.layers import (
     ColumnParallelLinear,
     KVCache,
     QKVParallelLinear,
     RMSNorm,
-    RopeConfig,
     RotaryEmbedding,
     VocabEmbedding,
 )
-from specdecode.models import DecoderConfig, DecoderLayer
+from specdecode.models import DecoderConfig, DecoderLayer, can_fuse, fused_layer
 
 from .spec import HeadSpec
 
@@ -32,12 +33,14 @@ LmHead = Callable[[torch.Tensor], torch.Tensor]
 class EagleHead(torch.nn.Module):
     """EAGLE (arXiv 2401.15077) and EAGLE-3 (arXiv 2503.01840) heads; weights are filled in by ``loading``.
 
+    On a GPU it computes by the target's own fused kernels: a layer is four products and one attention, and
+    what stands between two layers, the gather of embeddings and two norms, one launch.
+
     Attributes:
-        draft_ids: ``[Vd]`` int64, the target's id of each of the head's; None: they are the same.
+        draft_ids: ``[Vd]`` int64, the target's id of each of the head's; None: column ``j`` is token ``j``.
 
     Args:
-        target_embed, target_lm_head: the target's, where the head has none of its own; ``lm_head`` gives
-            ``[R, V]`` float32.
+        target_embed, target_lm_head: the target's, where the head has none of its own.
         max_model_len: positions that the rope table reaches.
     """
 
@@ -83,8 +86,15 @@ class EagleHead(torch.nn.Module):
         self.embedding_layernorm = norm("embedding_layernorm")
         self.pre_lm_head_layernorm = norm("pre_lm_head_layernorm")
         self.norm = norm("norm")
-        config = _decoder_config(spec)
+        config = _layer_config(spec)
+        self._config = config
+        self._can_fuse = can_fuse(dtype, device)
+        # A token is rotated as of the position of its feature, one before its own.
         self.rotary = RotaryEmbedding(config.rope, max_model_len, device=device)
+        self.rotary.cos, self.rotary.sin = (
+            torch.cat((table[:1], table)) for table in (self.rotary.cos, self.rotary.sin)
+        )
+        self._ones = torch.ones(hidden, dtype=dtype, device=device)  # the gain where no norm comes next
         self.layers = torch.nn.ModuleList(
             DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(spec.num_layers)
         )
@@ -114,16 +124,30 @@ class EagleHead(torch.nn.Module):
     def _layers(self) -> list[Any]:
         return list(self.layers)
 
+    @property
+    def _table(self) -> torch.Tensor | None:
+        """``[V, H]``, where embedding a token is reading a row of it."""
+        embed = self.embed_tokens or self.target_embed
+        return embed.weight if isinstance(embed, VocabEmbedding) else None
+
+    @property
+    def fused(self) -> bool:
+        """Whether it computes by fused kernels."""
+        return self._can_fuse and self._table is not None
+
     def fuse(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
         """The feature of the target's hidden states, ``[T, Ht]`` each, as ``spec.boundaries`` has them."""
         if not self.spec.eagle3 or self.fc is None:
             return taps[0]
         if self.fc_norm:
             taps = [norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)]
-        joined = torch.cat(tuple(taps), dim=-1)
+        joined = side_by_side(taps)
         if self.input_norm is not None:
             joined = self.input_norm(joined)
-        return self.fc(joined)
+        return self._project(self.fc, joined)
+
+    def _project(self, linear: ColumnParallelLinear, x: torch.Tensor) -> torch.Tensor:
+        return product(x, linear.weight, linear.bias) if self.fused else linear(x)
 
     def forward(
         self,
@@ -132,17 +156,37 @@ class EagleHead(torch.nn.Module):
         positions: torch.Tensor,
         meta: AttentionMetadata,
         caches: Sequence[KVCache],
+        *,
+        rows: torch.Tensor | None = None,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute tokens, writing their keys and values.
 
         Args:
             ids: ``[T]`` int64.
-            feature: ``[T, H]``, of the token before each.
-            positions: ``[T]`` int64, of the feature: one less than the token's.
+            feature: ``[T, H]``, of the token before each; with ``rows`` of any number of tokens.
+            positions: ``[T]`` int64, of the tokens, from 1 on.
+            rows: ``[T]`` int64, which of ``feature`` belongs to each token; None: its own.
+            wanted: ``[R]`` int64, of the tokens whose states are wanted; None: all.
 
         Returns:
-            Each token's feature ``[T, H]``, and what :meth:`logits` takes, ``[T, H]``.
+            Each token's feature ``[T, H]``, and what :meth:`logits` takes, ``[R, H]``.
         """
+        if self.fused and len(ids):
+            return self._forward_fused(ids, feature, positions, meta, caches, rows, wanted)
+        feature, states = self._forward_layers(
+            ids, feature if rows is None else feature[rows], positions, meta, caches
+        )
+        return feature, states if wanted is None else states[wanted]
+
+    def _forward_layers(
+        self,
+        ids: torch.Tensor,
+        feature: torch.Tensor,
+        positions: torch.Tensor,
+        meta: AttentionMetadata,
+        caches: Sequence[KVCache],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         embedded = self._embed(ids)
         rotation = self.rotary(positions)
         first = self._layers[0]
@@ -171,23 +215,61 @@ class EagleHead(torch.nn.Module):
             return feature, self.pre_lm_head_layernorm(feature)
         return feature, feature
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[R, H] -> [R, V]`` float32; -inf for tokens that the head cannot draft."""
-        if self.lm_head is None:
-            assert self.target_lm_head is not None
-            logits = self.target_lm_head(states)
-            return (
-                logits if self.draft_ids is None else self._spread(logits[:, self.draft_ids], self.draft_ids)
+    def _forward_fused(
+        self,
+        ids: torch.Tensor,
+        feature: torch.Tensor,
+        positions: torch.Tensor,
+        meta: AttentionMetadata,
+        caches: Sequence[KVCache],
+        rows: torch.Tensor | None,
+        wanted: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layers, eps, last_norm = self._layers, self.spec.rms_norm_eps, self.norm or self.pre_lm_head_layernorm
+        gains = [layer.input_layernorm.weight for layer in layers[1:]]
+        gains.append(self._ones if last_norm is None else last_norm.weight)
+        stream = self._enter(ids, feature, rows)
+        for layer, cache, gain in zip(layers, caches, gains, strict=True):
+            stream = fused_layer(
+                layer, stream, self.rotary, positions, meta, cache, gain, config=self._config
             )
-        logits = self.lm_head(states).float()
-        if self.draft_ids is not None:
-            return self._spread(logits, self.draft_ids)
-        missing = self.spec.vocab_size - logits.shape[1]  # another padding than the target's
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        feature = stream.residual
+        if self.spec.norm_output:
+            feature = normalize(stream, gains[-1], eps)
+            return feature, feature if wanted is None else feature[wanted]
+        if last_norm is not None:
+            return feature, normalize(stream, gains[-1], eps, wanted)
+        return feature, feature if wanted is None else feature[wanted]
 
-    def _spread(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        whole = logits.new_full((logits.shape[0], self.spec.vocab_size), -torch.inf)
-        return whole.index_copy_(1, ids, logits)
+    def _enter(self, ids: torch.Tensor, feature: torch.Tensor, rows: torch.Tensor | None) -> Stream:
+        """What the first layer takes in: all norms of its input are made."""
+        spec, table, first = self.spec, self._table, self._layers[0]
+        assert table is not None
+        before = first.input_layernorm if spec.eagle3 else self.embedding_layernorm
+        joined = join(
+            ids,
+            table,
+            feature,
+            table_gain=getattr(before, "weight", None),
+            feature_gain=None if self.hidden_norm is None else self.hidden_norm.weight,
+            eps=spec.rms_norm_eps,
+            rows=rows,
+        )
+        if not spec.eagle3:
+            assert self.fc is not None
+            x = self._project(self.fc, joined)
+            return Stream(x, first.input_layernorm(x), None)
+        if spec.norm_before_residual:
+            return Stream(joined[:, -spec.hidden_size :].contiguous(), joined, None)
+        return Stream(feature if rows is None else feature[rows], joined, None)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[R, H] -> [R, Vd]``, of the tokens ``draft_ids``, or of the first ``Vd``."""
+        if self.lm_head is not None:
+            return self._project(self.lm_head, states)
+        assert self.target_lm_head is not None
+        logits = self.target_lm_head(states)
+        return logits if self.draft_ids is None else logits[:, self.draft_ids]
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
         if self.embed_tokens is not None:
@@ -196,8 +278,8 @@ class EagleHead(torch.nn.Module):
         return self.target_embed(ids)
 
 
-def _decoder_config(spec: HeadSpec) -> DecoderConfig:
-    return DecoderConfig(
+def _layer_config(spec: HeadSpec) -> DecoderConfig:
+    return layer_config(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -206,13 +288,8 @@ def _decoder_config(spec: HeadSpec) -> DecoderConfig:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         rms_norm_eps=spec.rms_norm_eps,
-        rope=RopeConfig(
-            head_dim=spec.head_dim,
-            max_position_embeddings=spec.max_positions,
-            parameters=spec.rope,
-        ),
-        windows=(None,) * spec.num_layers,
-        rotary_layers=(True,) * spec.num_layers,
+        rope=spec.rope,
+        max_positions=spec.max_positions,
         hidden_act=spec.hidden_act,
         qkv_bias=spec.has("layers.0.self_attn.q_proj.bias"),
         out_bias=spec.has("layers.0.self_attn.o_proj.bias"),

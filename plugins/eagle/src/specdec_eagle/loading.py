@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from specdecode.contract import EMBED, LM_HEAD, ConfigError, TargetHandle
-from specdecode.layers.linear import Linear
-from specdecode.layers.packed import dense_form
-from specdecode.models import DecoderLayer
+from specdecode.heads.loading import fill_rows, pack_linears
+from specdecode.models import DecoderLayer, randomize
 
 from .head import EagleHead
 from .spec import HeadSpec
@@ -36,6 +35,9 @@ def load_head(spec: HeadSpec, target: TargetHandle) -> EagleHead:
         dtype=target.dtype,
         device=target.device,
     )
+    if spec.dummy:
+        randomize(head)
+        return head.eval()
     stored = {name: canonical for canonical, name in spec.names.items()}
     missing = set(spec.names) - _MAPS
     for name, tensor in target.load_weights(spec.path):
@@ -48,17 +50,15 @@ def load_head(spec: HeadSpec, target: TargetHandle) -> EagleHead:
         raise ConfigError(f"the checkpoint {spec.path} lost {', '.join(sorted(missing))} while it was read")
     if head.embed_tokens is not None and _is_copy(head.embed_tokens, head.target_embed, spec.vocab_size):
         head.embed_tokens = None
-    if target.device.type == "cpu" and (form := dense_form(target.dtype, exact=False)) is not None:
-        for module in head.modules():
-            if isinstance(module, Linear):
-                module.pack(form)
+    if not head.fused:
+        pack_linears(head, target.dtype, target.device)
     return head.eval()
 
 
 def _fill(head: EagleHead, canonical: str, tensor: torch.Tensor) -> None:
     path, kind = canonical.rsplit(".", 1)
     if path in ("embed_tokens", "lm_head"):
-        _fill_rows(getattr(head, path).weight.data, tensor)
+        fill_rows(getattr(head, path).weight.data, tensor)
         return
     if path == "layers.0.hidden_norm":
         path = "hidden_norm"
@@ -69,13 +69,6 @@ def _fill(head: EagleHead, canonical: str, tensor: torch.Tensor) -> None:
         path = f"layers.{layer}.{module}"
     module_: Any = head.get_submodule(path)
     module_.load(kind, tensor, part)
-
-
-def _fill_rows(table: torch.Tensor, tensor: torch.Tensor) -> None:
-    """A table whose padding may be another: rows beyond it are left out, missing ones are 0."""
-    rows = min(len(table), len(tensor))
-    table[:rows] = tensor[:rows].to(table.device, table.dtype)
-    table[rows:] = 0
 
 
 def _is_copy(own: Any, theirs: Any, vocab_size: int) -> bool:

@@ -17,10 +17,12 @@ from specdecode.contract import (
     Tap,
     Unsupported,
 )
+from specdecode.heads.config import check_one_device
+from specdecode.heads.sizing import MOST_NODES
+from specdecode.heads.topology import Topology
 
 from .config import DEFAULT_TREE_DEPTH, EagleConfig
 from .spec import HeadSpec, read_head
-from .topology import Topology
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -31,6 +33,7 @@ class Plan:
     needs: Needs
     topology: Topology | None  #: of a fixed tree
     fanout: int | None  #: children of a node of a tree that grows
+    by_cost: bool  #: how many of its nodes are kept is chosen by what steps cost
     greedy: bool  #: a sampled request's drafts are the head's best tokens
     threshold: float | None
     longest: int  #: drafts end at this position
@@ -45,25 +48,23 @@ def plan(config: EagleConfig, context: PlanContext) -> Plan:
     if context.draft is None:
         raise ConfigError("speculative_config.model is missing: name the head's checkpoint")
     target = context.target
-    if target.tensor_parallel_size != 1:
-        raise Unsupported(f"works on one device, got tensor_parallel_size={target.tensor_parallel_size}")
-    if config.dtype not in (None, "auto", target.dtype):
-        raise ConfigError(
-            f"speculative_config.dtype must be the target's {target.dtype!r} or left out, got "
-            f"{config.dtype!r}: a head computes on the target's hidden states"
-        )
+    check_one_device(config, context)
     head = read_head(config, context.draft, target)
     topology = config.topology
+    fanout, levels = config.tree_top_k, config.tree_depth or DEFAULT_TREE_DEPTH
+    by_cost = fanout is not None and config.num_speculative_tokens is None
     width = len(topology) if topology else config.num_speculative_tokens or head.proposed_tokens
+    if by_cost and fanout is not None:
+        width = min(MOST_NODES, fanout + (levels - 1) * fanout**2)
     if width is None:
         raise ConfigError(
             "speculative_config.num_speculative_tokens is missing, and the checkpoint does not say it"
         )
-    fanout, depth = config.tree_top_k, width
+    depth = width
     if topology is not None:
         depth = topology.depth
     elif fanout is not None:
-        depth = min(config.tree_depth or DEFAULT_TREE_DEPTH, width)
+        depth = min(levels, width)
     widest = topology.fanout if topology is not None else fanout or 1
     choices = target.vocab_size if head.draft_ids is None else len(head.draft_ids)
     if widest > choices:
@@ -98,12 +99,14 @@ def plan(config: EagleConfig, context: PlanContext) -> Plan:
             ),
         ),
         graphs=probs is Probs.NONE,  # the laws of drafts are the host's to verify
+        scores=config.confidence_threshold is not None,  # which only chains have
     )
     return Plan(
         head=head,
         needs=needs,
         topology=topology,
         fanout=fanout,
+        by_cost=by_cost,
         greedy=greedy,
         threshold=config.confidence_threshold,
         longest=min(config.max_model_len or target.max_model_len, target.max_model_len),

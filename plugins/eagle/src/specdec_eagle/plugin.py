@@ -9,6 +9,8 @@ from specdecode.contract import BuildContext, Needs, PlanContext, Proposer, Prop
 from specdecode.plugins import hookimpl
 
 if TYPE_CHECKING:
+    from specdec_train.recipe import Recipe
+
     from .config import EagleConfig
 
 
@@ -35,6 +37,14 @@ def specdecode_proposers() -> Iterator[ProposerSpec]:
         build=_build,
         recognize=recognize_eagle3,
     )
+
+
+@hookimpl
+def specdecode_recipes() -> Iterator[Recipe]:
+    from .recipe import Eagle3Recipe, EagleRecipe
+
+    yield EagleRecipe()
+    yield Eagle3Recipe()
 
 
 def _needs(config: EagleConfig, context: PlanContext) -> Needs:

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 from specdecode.contract import CheckpointInfo, ConfigError, TargetInfo, Unsupported
+from specdecode.heads.tokenizers import check_tokenizer
+from specdecode.heads.vocabulary import draft_ids, is_padding
 
 from .config import Eagle3Config, EagleConfig
+from .dummy import dummy_tensors
 from .fields import Fields, read_fields
 from .names import canonical_names
 from .recognition import kind_of
-from .vocabulary import check_tokenizer, draft_ids, is_padding
 
 Boundary = int | Literal["final"]
 _LAYER = re.compile(r"^layers\.(\d+)\.")
@@ -26,6 +28,7 @@ class HeadSpec:
     """All that building the head takes; nothing of its weights but the map of a reduced vocabulary."""
 
     path: Path
+    dummy: bool  #: there are no weights to be read, random ones will do
     eagle3: bool
     names: Mapping[str, str]  #: canonical name -> stored name
     hidden_size: int
@@ -60,6 +63,10 @@ def read_head(config: EagleConfig, draft: CheckpointInfo, target: TargetInfo) ->
         ConfigError: missing tensors, wrong shapes, a map that points outside, another tokenizer.
     """
     where = f"speculative_config.model: the checkpoint {draft.path}"
+    if draft.dummy:
+        fields = read_fields(draft, where, config.method, config.rope_parameters)
+        tensors = dummy_tensors(fields, target, draft, eagle3=config.method == "eagle3")
+        draft = attrs.evolve(draft, tensors=tensors)
     kind, reason = kind_of(draft)
     if kind is not None and kind != config.method:
         raise ConfigError(f"{where} is of method {kind!r}, since {reason}; set method to {kind!r}")
@@ -111,6 +118,7 @@ class _Reading:
         check_tokenizer(self.draft.path, self.target.path, self.where)
         return HeadSpec(
             path=self.draft.path,
+            dummy=self.draft.dummy,
             eagle3=eagle3,
             names=self.names,
             hidden_size=hidden,

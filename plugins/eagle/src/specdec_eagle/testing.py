@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specdecode.heads.untrained import STD, RandomWeights
+from specdecode.models import load_weights
 
 #: Layout -> its method.
 LAYOUTS = {
@@ -23,8 +25,6 @@ LAYOUTS = {
     "eagle3": "eagle3",  # yuhuili/EAGLE3-*, SpecForge
     "eagle3-speculators": "eagle3",  # RedHatAI/*-speculator.eagle3
 }
-
-_STD = 0.02
 
 
 def write_head(
@@ -71,17 +71,15 @@ def write_head(
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     model = json.loads((Path(target) / "config.json").read_text("utf-8"))
-    weights = _load(Path(target))
+    weights = dict(load_weights(target))
     hidden = hidden_size or model["hidden_size"]
     eagle3 = LAYOUTS[layout] == "eagle3"
     norms = layout.endswith("norms")
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int, std: float = _STD) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * std
+    random = RandomWeights(seed)
+    normal = random.normal
 
     def norm(size: int = hidden) -> torch.Tensor:
-        return 1.0 + 0.1 * torch.randn(size, generator=generator)
+        return random.norm(size)
 
     held: dict[str, torch.Tensor] = {}
     if eagle3:
@@ -115,10 +113,10 @@ def write_head(
     if eagle3 if lm_head is None else lm_head:
         rows = weights.get("lm_head.weight", table)
         if hidden_size is not None:
-            rows = normal(len(rows), hidden, std=8 * _STD)
+            rows = normal(len(rows), hidden, std=8 * STD)
         held["lm_head.weight"] = rows.clone()
     if draft_vocab is not None:
-        kept = torch.randperm(len(table), generator=generator)[:draft_vocab].sort().values
+        kept = torch.randperm(len(table), generator=random.generator)[:draft_vocab].sort().values
         held["d2t"] = kept - torch.arange(draft_vocab)
         held["t2d"] = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, kept, True)
         if "lm_head.weight" in held:
@@ -140,7 +138,7 @@ def _layer(hidden: int, *, wide: bool, normal: Any) -> dict[str, torch.Tensor]:
     inputs = 2 * hidden if wide else hidden
     own = torch.eye(hidden, inputs)
     # A wide layer's inputs are normed; the others' are small, or their attention would not be seen.
-    seeing, passing, std, spread = (2.0, 1.0, _STD, _STD) if wide else (0.0, 0.0, 1.0, 0.1)
+    seeing, passing, std, spread = (2.0, 1.0, STD, STD) if wide else (0.0, 0.0, 1.0, 0.1)
     return {
         "self_attn.q_proj.weight": normal(hidden, inputs, std=std) + seeing * own,
         "self_attn.k_proj.weight": normal(hidden, inputs, std=std) + seeing * own,
@@ -229,9 +227,3 @@ def _config(
     if layout == "eagle-vllm":
         return {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": layer}
     return {"architectures": ["LlamaForCausalLM"], **layer, **flags}
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}

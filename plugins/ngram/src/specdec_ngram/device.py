@@ -9,6 +9,7 @@ from specdec_kernels.matching import match_ngrams
 from specdecode.contract import Drafts, Proposer, StepView, TargetHandle
 
 from .config import NgramConfig
+from .proposer import CHANCES
 
 
 class DeviceNgramProposer(Proposer):
@@ -21,13 +22,17 @@ class DeviceNgramProposer(Proposer):
     def __init__(self, config: NgramConfig) -> None:
         self._shortest, self._longest = config.windows
         self._counts = torch.zeros(2, dtype=torch.int64)  # lookups and hits
+        self._chances = torch.tensor((0.0, *CHANCES))
+        self._powers = torch.arange(1, config.num_speculative_tokens + 1)
 
     def load(self, target: TargetHandle) -> None:
-        self._counts = self._counts.to(target.device)
+        self._counts, self._chances, self._powers = (
+            kept.to(target.device) for kept in (self._counts, self._chances, self._powers)
+        )
 
     def propose(self, step: StepView, out: Drafts) -> None:
         limits = torch.minimum(step.budget, step.room)
-        ids, lens = match_ngrams(
+        ids, lens, windows = match_ngrams(
             step.history,
             step.committed_len,
             shortest=self._shortest,
@@ -37,6 +42,8 @@ class DeviceNgramProposer(Proposer):
         )
         out.ids.copy_(ids)
         out.lens.copy_(lens)
+        chance = self._chances[windows.clamp(max=len(self._chances) - 1)]
+        out.score.copy_(chance[:, None] ** self._powers)
         self._counts += (torch.stack((limits, lens)) > 0).sum(dim=1)
 
     def metrics(self) -> Mapping[str, float]:

@@ -23,13 +23,13 @@ class NgramIndex:
         self._next: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def extend(self, text: Sequence[int]) -> None:
-        """Catch up with ``text``.
+    def extend(self, text: Sequence[int], length: int | None = None) -> None:
+        """Catch up with the first ``length`` tokens of ``text``; None: with all.
 
         An n-gram is entered once a token follows it: nothing could be copied from behind the last
         one, and the tail that is looked up cannot match itself.
         """
-        end = len(text) - 1
+        end = (len(text) if length is None else length) - 1
         if end <= self._indexed:
             return
         for n in range(self._shortest, self._longest + 1):
@@ -44,7 +44,7 @@ class NgramIndex:
         """Where the longest n-gram that ends ``text`` last occurred before, and its length.
 
         The position is that of the token after it. None if no window matches. ``text`` is the one
-        that :meth:`extend` has caught up with.
+        that :meth:`extend` has caught up with, or goes on from there.
         """
         tail = tuple(text[-self._longest :])
         for n in range(min(self._longest, len(tail)), self._shortest - 1, -1):

@@ -38,7 +38,7 @@ def specdecode_proposers() -> Iterator[ProposerSpec]:
 def _needs(config: NgramConfig, context: PlanContext) -> Needs:
     length = config.num_speculative_tokens
     if not context.target.device.startswith("cuda"):
-        return Needs(width=length, depth=length, tokens=Tokens.HISTORY)
+        return Needs(width=length, depth=length, tokens=Tokens.HISTORY, scores=True, continues=True)
     return Needs(
         width=length,
         depth=length,
@@ -46,6 +46,8 @@ def _needs(config: NgramConfig, context: PlanContext) -> Needs:
         place=Place.DEVICE,
         graphs=True,
         ranks=Ranks.ALL,
+        scores=True,
+        continues=True,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -56,6 +56,10 @@ class WatchedSource:
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> Any:
         self._reads.add("kv")
         return self._source.ctx(kv, rows, slots, base, extra)
+
+    def behind(self, name: str, drafts: Sequence[Drafts], place: Place) -> Any:
+        self._reads.add(name)
+        return self._source.behind(name, drafts, place)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)  # what shows nothing: sample, probs, drafts, limit

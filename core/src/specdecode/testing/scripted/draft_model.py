@@ -21,9 +21,8 @@ class DraftModelProposer(Proposer):
     for, those without a budget too: nothing here waits for the device.
     """
 
-    def __init__(self, path: str, num_drafts: int, num_layers: int | None) -> None:
+    def __init__(self, path: str, num_layers: int | None) -> None:
         self._path = path
-        self._num_drafts = num_drafts
         self._num_layers = num_layers
 
     def load(self, target: TargetHandle) -> None:
@@ -47,13 +46,13 @@ class DraftModelProposer(Proposer):
         hidden = self._forward(step, step.ids, positions, step.rows, positions)[step.last]
         committed = step.committed_len
         rows = torch.arange(len(committed), device=committed.device)
-        for level in range(self._num_drafts):
+        for level in range(step.width):
             logits = self._decoder.compute_logits(hidden)
             ids, _ = step.sample(logits, rows, committed + level)
             out.ids[:, level] = ids[:, 0]
             if out.probs is not None:
                 out.probs[:, level] = step.probs(logits, rows, committed + level, ids)[:, 0]
-            if level + 1 < self._num_drafts:
+            if level + 1 < step.width:
                 hidden = self._forward(step, ids[:, 0], committed + level, rows, committed + level)
         out.lens[:] = torch.minimum(step.budget, step.room)
 

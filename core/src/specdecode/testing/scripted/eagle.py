@@ -23,7 +23,8 @@ from ...contract import (
     TargetHandle,
     TargetInfo,
 )
-from ...layers import RMSNorm, RopeConfig, RotaryEmbedding
+from ...heads.layers import layer_config
+from ...layers import RMSNorm, RotaryEmbedding
 from ...layers.linear import Linear
 from ...models import DecoderConfig, DecoderLayer
 from .config import EagleConfig
@@ -72,23 +73,16 @@ class EagleHead:
 
 
 def _layer_config(target: TargetInfo) -> DecoderConfig:
-    rope = RopeConfig(
-        head_dim=target.head_dim,
-        max_position_embeddings=target.max_model_len,
-        parameters={"rope_type": "default", "rope_theta": 10000.0},
-    )
-    return DecoderConfig(
+    return layer_config(
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
         intermediate_size=2 * target.hidden_size,
-        num_layers=1,
         num_heads=target.num_heads,
         num_kv_heads=target.num_kv_heads,
         head_dim=target.head_dim,
         rms_norm_eps=1e-6,
-        rope=rope,
-        windows=(None,),
-        rotary_layers=(True,),
+        rope={"rope_type": "default", "rope_theta": 10000.0},
+        max_positions=target.max_model_len,
     )
 
 
@@ -126,6 +120,8 @@ class EagleProposer(Proposer):
             step.ctx(step.rows, positions, positions + 1),
             self._cache,
         )
+        if not step.width:
+            return
         features, states = features[step.last], states[step.last]
         if self._tree is not None:
             self._draft_static(step, out, self._tree, features, states)
@@ -138,10 +134,10 @@ class EagleProposer(Proposer):
     def _draft_chain(self, step: StepView, out: Drafts, feature: torch.Tensor, states: torch.Tensor) -> None:
         committed = step.committed_len
         rows = torch.arange(len(committed), device=committed.device)
-        for level in range(self._needs.depth):
+        for level in range(step.width):
             ids = step.sample(self._head.logits(states), rows, committed + level)[0][:, 0]
             out.ids[:, level] = ids
-            if level + 1 < self._needs.depth:
+            if level + 1 < step.width:
                 slots = committed + level
                 feature, states = self._head.forward(
                     ids, feature, slots - 1, step.ctx(rows, slots, slots + 1), self._cache
@@ -165,7 +161,7 @@ class EagleProposer(Proposer):
             ids,
             scores,
             feature,
-            depth=self._needs.depth,
+            depth=min(self._needs.depth, step.width),
             width=self._needs.width,
             room=step.room,
         )

@@ -47,13 +47,13 @@ def _oracle_tree(config: configs.OracleTreeConfig, ctx: BuildContext) -> Propose
 def _self_draft(config: configs.SelfDraftConfig, ctx: BuildContext) -> Proposer:
     from .draft_model import DraftModelProposer
 
-    return DraftModelProposer(ctx.target.path, config.num_speculative_tokens, config.layers)
+    return DraftModelProposer(ctx.target.path, config.layers)
 
 
 def _small_draft(config: configs.SmallDraftConfig, ctx: BuildContext) -> Proposer:
     from .draft_model import DraftModelProposer
 
-    return DraftModelProposer(config.model, config.num_speculative_tokens, None)
+    return DraftModelProposer(config.model, None)
 
 
 def _eagle(config: configs.EagleConfig, ctx: BuildContext) -> Proposer:

@@ -34,6 +34,7 @@ class WrappingProposer(Proposer):
 
     def bind(self, resources: Resources) -> None:
         self.inner.bind(resources)
+        self.most = self.inner.most
 
     def warm(self, buckets: Sequence[Bucket], capture: Capture) -> None:
         self.inner.warm(buckets, capture)
@@ -54,14 +55,11 @@ class WrappingProposer(Proposer):
         """Ask the inner proposer, as a child sees the step, and hand on what it drafts."""
         view, drafts = step.for_child(0)
         self.inner.propose(view, drafts)
-        for buffer, drafted in (
-            (out.ids, drafts.ids),
-            (out.lens, drafts.lens),
-            (out.parents, drafts.parents),
-        ):
-            buffer[:] = drafted
+        width = out.ids.shape[1]  # less than the inner's own where it says ``most``
+        out.lens[:] = drafts.lens
+        out.ids[:], out.parents[:] = drafts.ids[:, :width], drafts.parents[:, :width]
         if out.probs is not None:
-            out.probs[:] = drafts.probs
+            out.probs[:] = drafts.probs[:, :width]
 
     def metrics(self) -> Mapping[str, float]:
         return self.inner.metrics()

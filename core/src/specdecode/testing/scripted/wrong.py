@@ -289,5 +289,5 @@ ORACLES: dict[str, type[WrongProposer]] = {
 def build(config: WrongConfig, path: str) -> Proposer:
     """The proposer that commits ``config.fault``; ``path``: the target's checkpoint."""
     if config.fault in DRAFT_MODELS:
-        return DRAFT_MODELS[config.fault](path, config.num_speculative_tokens)
+        return DRAFT_MODELS[config.fault](path)
     return ORACLES[config.fault](config)

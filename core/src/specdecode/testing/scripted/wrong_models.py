@@ -41,8 +41,8 @@ class Missed:
 class StaleDraftModel(DraftModelProposer):
     """Believes after a preemption that its entries are still there, and feeds nothing sensible."""
 
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, None)
         self._stale: set[str] = set()
 
     def on_preempt(self, request_id: str) -> None:
@@ -61,8 +61,8 @@ class StaleDraftModel(DraftModelProposer):
 class LosesItsPlace(DraftModelProposer):
     """Drafts nonsense in the step after one that it missed."""
 
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, None)
         self._missed = Missed()
 
     def on_commit(self, commits: Sequence[Commit]) -> None:
@@ -78,8 +78,8 @@ class LosesItsPlace(DraftModelProposer):
 class CountsPadding(DraftModelProposer):
     """Takes every fed token for a new one, though a static step feeds a row's last one again."""
 
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, 1)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, 1)
 
     def propose(self, step: StepView, out: Drafts) -> None:
         fed = torch.zeros_like(step.own_len).scatter_add_(0, step.rows, torch.ones_like(step.rows))
@@ -89,8 +89,8 @@ class CountsPadding(DraftModelProposer):
 class RebindsState(DraftModelProposer):
     """Keeps a count in a tensor, and makes a new one of it each step."""
 
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, None)
         self._steps = torch.zeros(1)
 
     def propose(self, step: StepView, out: Drafts) -> None:
@@ -101,15 +101,15 @@ class RebindsState(DraftModelProposer):
 class CopiesIndices(DraftModelProposer):
     """Has the first draft marked by a list of indices, which travels to the device."""
 
-    def __init__(self, path: str, num_drafts: int) -> None:
-        super().__init__(path, num_drafts, None)
+    def __init__(self, path: str) -> None:
+        super().__init__(path, None)
 
     def propose(self, step: StepView, out: Drafts) -> None:
         super().propose(step, out)
         out.score[:, [0]] = 1.0
 
 
-DRAFT_MODELS: dict[str, Callable[[str, int], Proposer]] = {
+DRAFT_MODELS: dict[str, Callable[[str], Proposer]] = {
     "stale-entries": StaleDraftModel,
     "loses-its-place": LosesItsPlace,
     "counts-padding": CountsPadding,

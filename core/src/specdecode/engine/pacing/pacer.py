@@ -1,0 +1,250 @@
+"""Chooses each step how much to draft: what pays, and now and then what might."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+import attrs
+import numpy as np
+
+from .acceptance import Acceptance, Verified
+from .choice import best_lengths, best_width, expected_tokens
+from .costs import DraftCosts, StepCosts, bucket
+from .scores import ScoreScale
+
+# Why a step drafts what it drafts, as counted in ``specdecode:draft_length_reasons``.
+START = "start"  #: nothing, to learn what a plain step of this load costs
+GAIN = "gain"  #: what pays best
+NO_GAIN = "no_gain"  #: nothing, for no draft pays
+EXPLORE = "explore"  #: more than what pays, to see whether it would
+REASONS = (START, GAIN, NO_GAIN, EXPLORE)
+
+#: Most time that exploring may cost, as a share of all.
+EXPLORING = 0.01
+#: Most that is saved up for it, in steps.
+SAVED = 8.0
+#: Steps from one exploration to the next, at least.
+APART = 16
+#: What a change of the width must promise, as a share of tokens a second.
+MARGIN = 0.01
+#: Plain steps of a load to be timed; beside prompts none is.
+STARTS = 4
+#: Steps of an exploration where rows are alike: the first makes the drafts that the second verifies.
+PROBE_STEPS = 2
+
+
+@attrs.define
+class _Exploring:
+    """Time saved up for exploring, and what is under way."""
+
+    credit: float = 0.0  #: seconds
+    since: int = 0  #: steps
+    width: int = 0
+    left: int = 0  #: steps
+
+    def saved(self, seconds: float) -> None:
+        """A step of so many seconds was none of exploring."""
+        self.credit = min(self.credit + EXPLORING * seconds, SAVED * seconds)
+        self.since += 1
+
+    def affords(self, loss: float) -> bool:
+        """Whether ``loss`` seconds are there; they are spent then."""
+        if self.since < APART or self.credit < loss:
+            return False
+        self.credit, self.since = self.credit - max(loss, 0.0), 0
+        return True
+
+
+class Pacer:
+    """The draft length of each request, each step, by what its drafts gain and what the batch's step costs.
+
+    It knows what was verified in earlier steps and how long these took, and never looks at a draft before it
+    is verified: so rules that weigh probabilities keep their law.
+
+    Where all rows of a step compute as many tokens (:meth:`alike`), all are given the width that pays best
+    for all of them; where a step costs by its tokens in all (:meth:`each`), every request its own.
+
+    Args:
+        width: most drafts of a row.
+        widths: ascending, from 0 to ``width``: those worth telling apart.
+        chain: whether drafts are chains.
+        lengths: ``lengths(drafts, rows)`` counts so many rows that were given so many drafts.
+        reasons: ``reasons(why)`` counts steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        widths: Sequence[int],
+        chain: bool,
+        lengths: Callable[[int, int], None],
+        reasons: Callable[[str], None],
+    ) -> None:
+        self.whole = StepCosts()  #: of steps of rows that are alike, drafting included
+        self.target = StepCosts()  #: of other steps, without drafting
+        self.drafting = DraftCosts()  #: of these
+        self.acceptance = Acceptance(width, chain=chain)
+        self.scores = ScoreScale()
+        self.offered = 0  #: most drafts of a row, by the last choice
+        self.width = 0  #: the last choice of :meth:`alike`
+        self.speedup = 1.0  #: over plain steps, as the last choice promised
+        self.held: int | None = None  #: for measurements: the width of :meth:`alike`, whatever pays
+        self.widths = tuple(widths)
+        self._lengths: dict[Hashable, int] = {}
+        self._exploring = _Exploring()
+        self._why: str | None = None  # of the last choice
+        self._starts: Counter[tuple[StepCosts, int]] = Counter()
+        self._count_length, self._count_reason = lengths, reasons
+
+    def length(self, row: Hashable) -> int:
+        """Drafts for ``row``, as last chosen; of one that was in no choice yet, as of its neighbours."""
+        return self._lengths.get(row, self.width)
+
+    # -- what happened --------------------------------------------------------------------------
+    def verified(self, step: Sequence[Verified]) -> None:
+        """What a step made of its drafts."""
+        self.acceptance.observe(step)
+        self.scores.observe(step)
+
+    def forget_all(self) -> None:
+        """Start anew with the drafts of other texts: what was learned of acceptance and costs is gone."""
+        self.acceptance = Acceptance(self.acceptance.width, chain=self.acceptance.chain)
+        self.scores = ScoreScale()
+        for costs in (self.whole, self.target):
+            costs.replace(costs.curve, drafting=costs.with_drafting)
+        self.drafting, self._exploring, self.width = DraftCosts(), _Exploring(), 0
+        self._lengths.clear()
+        self._starts.clear()
+
+    def forget(self, row: Hashable) -> None:
+        """The request ended."""
+        self._lengths.pop(row, None)
+        self.acceptance.forget(row)
+
+    # -- what to do -----------------------------------------------------------------------------
+    def alike(
+        self,
+        rows: Sequence[Hashable],
+        limits: Sequence[int],
+        widths: Sequence[int],
+        *,
+        size: int | None = None,
+    ) -> int:
+        """The width of the next step of ``rows``.
+
+        Args:
+            limits: most drafts of each row.
+            size: rows that are computed, padding with them; None: these.
+            widths: ascending, 0 among them: what such a step may have.
+        """
+        if self.held is not None or not any(limits):
+            return self._alike(rows, limits, self.held or 0, None)
+        count = size or len(rows)
+        if self._starts_with(self.whole, count):
+            return self._alike(rows, limits, 0, START)
+        exploring = self._exploring
+        if exploring.left and exploring.width in widths:
+            exploring.left -= 1
+            return self._alike(rows, limits, exploring.width, EXPLORE)
+
+        def seconds(width: int) -> float:
+            return self.whole.seconds(count, 1 + width)
+
+        if not self.whole.with_drafting:
+            widths = _within_reach(widths, self.whole.widest(count) - 1)
+        gains = self.acceptance.gains(rows) * self.acceptance.shares(rows)
+        best = best_width(gains, limits, widths, seconds)
+        width = best.width
+        if width != self.width and self.width in widths:
+            rate = expected_tokens(gains, limits, self.width) / seconds(self.width)
+            if best.rate < rate * (1 + MARGIN):
+                width = self.width
+        self.speedup = best.rate * seconds(0) / len(rows)
+        exploring.saved(seconds(width))
+        wider = next((more for more in widths if more > width), width)
+        loss = PROBE_STEPS * (seconds(wider) - seconds(width))
+        if width < min(wider, max(limits)) and exploring.affords(loss):
+            exploring.width, exploring.left = wider, PROBE_STEPS - 1
+            return self._alike(rows, limits, wider, EXPLORE)
+        return self._alike(rows, limits, width, GAIN if width else NO_GAIN)
+
+    def each(self, rows: Sequence[Hashable], limits: Sequence[int]) -> None:
+        """Choose the length of each of ``rows``; ``limits``: most drafts of each."""
+        if not any(limits):
+            return self._tell(rows, limits, None)
+        count = len(rows)
+        if self._starts_with(self.target, count):
+            return self._tell(rows, [0] * count, START)
+
+        def target(tokens: float) -> float:
+            return self.target.seconds(count, tokens)
+
+        def drafting(width: int) -> float:
+            return self.drafting.seconds(count, width)
+
+        gains, shares = self.acceptance.gains(rows), self.acceptance.shares(rows)
+        widths = _within_reach(self.widths, self.drafting.widest(count))
+        best = best_lengths(gains, shares, limits, widths, target, drafting)
+        self.speedup = best.rate * (target(1.0) + drafting(0)) / count
+        self._exploring.saved(best.seconds)
+        more = tuple(min(length + 1, limit) for length, limit in zip(best.lengths, limits, strict=True))
+        if more != best.lengths:
+            loss = target(1 + sum(more) / count) + drafting(max(more)) - best.seconds
+            if self._exploring.affords(loss):
+                return self._tell(rows, more, EXPLORE)
+        return self._tell(rows, best.lengths, GAIN if best.width else NO_GAIN)
+
+    def keep(self, rows: Sequence[Hashable], scores: Sequence[Sequence[float]]) -> list[int]:
+        """How many of the drafts that were made are worth their place in the next step, by their scores.
+
+        It looks at drafts that are not verified, so that it is only for rules that compare tokens.
+
+        Args:
+            rows: those that decode.
+            scores: of each row's drafts, in their order; empty: it has none.
+        """
+        made = [len(own) for own in scores]
+        if self._why == EXPLORE or not any(made):
+            return made
+        gains = self.acceptance.gains(rows)[:, : max(made)]
+        for row, own in zip(gains, scores, strict=True):
+            told = self.scores.gains(np.asarray(own, float), row[: len(own)])
+            row[: len(own)] = np.minimum.accumulate(told)
+
+        def target(tokens: float) -> float:
+            return self.target.seconds(len(rows), tokens)
+
+        best = best_lengths(gains, np.ones_like(gains), made, (max(made),), target, lambda width: 0.0)
+        self._lengths.update(zip(rows, best.lengths, strict=True))
+        return list(best.lengths)
+
+    def _starts_with(self, costs: StepCosts, rows: int) -> bool:
+        """Whether a plain step is to be timed first.
+
+        Not where all sizes were measured before, drafting included, nor where none could be in a while.
+        """
+        if costs.with_drafting or costs.timed(rows, 1):
+            return False
+        self._starts[costs, bucket(rows)] += 1
+        return self._starts[costs, bucket(rows)] <= STARTS
+
+    def _alike(self, rows: Sequence[Hashable], limits: Sequence[int], width: int, why: str | None) -> int:
+        self.width = width
+        self._tell(rows, [min(limit, width) for limit in limits], why)
+        return width
+
+    def _tell(self, rows: Sequence[Hashable], lengths: Sequence[int], why: str | None) -> None:
+        self._lengths.update(zip(rows, lengths, strict=True))
+        self.offered, self._why = max(lengths, default=0), why
+        if why is not None:
+            self._count_reason(why)
+            for length, count in Counter(lengths).items():
+                self._count_length(length, count)
+
+
+def _within_reach(widths: Sequence[int], widest: int) -> tuple[int, ...]:
+    """Those up to the next wider one than any that was timed: what drafting costs is not known before."""
+    ends = [width for width in widths if width > widest][:1]
+    return tuple(width for width in widths if width <= max(ends, default=widest))

@@ -1,0 +1,136 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from ..api.outputs import CompletionOutput, RequestOutput
+from ..api.params import SamplingParams
+from ..api.prompts import TokenizedPrompt
+from .choices import Sources, finish_of
+from .errors import ApiError
+from .job import Job
+from .logprobs import CompletionLogprobs
+from .protocol import CompletionRequest
+from .sampling import completion_params
+from .structure import structure_of
+
+OBJECT = "text_completion"
+
+
+def prompts_of(body: CompletionRequest) -> list[dict[str, Any]]:
+    """One prompt or a list of them, each as text or token ids."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [{"prompt": given}]
+    if not given:
+        raise ApiError(400, "prompt is an empty list: give at least one prompt", param="prompt")
+    if isinstance(given[0], int):
+        return [{"prompt_token_ids": given}]
+    return [{"prompt": one} if isinstance(one, str) else {"prompt_token_ids": one} for one in given]
+
+
+@attrs.define
+class Choice:
+    """One completion as it goes on."""
+
+    index: int  #: among all of the request's
+    prompt: TokenizedPrompt
+    params: SamplingParams
+    echo: str | None  #: text of the prompt, to be given before the first piece
+    sources: Sources | None
+    logprobs: CompletionLogprobs | None
+    done: bool = False
+
+    def take(self, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
+        """The choice in a chunk, with what ``completion`` adds."""
+        text = completion.text
+        token_ids: list[int] = list(completion.token_ids)
+        rows: list[Any] = list(completion.logprobs or ())
+        self.done = completion.finished()
+        if self.echo is not None:
+            text, self.echo = self.echo + text, None
+            if self.logprobs is not None:
+                token_ids = [*output.prompt_token_ids, *token_ids]
+                rows = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *rows]
+        choice: dict[str, Any] = {
+            "index": self.index,
+            "text": text,
+            "logprobs": self.logprobs.take(token_ids, rows) if self.logprobs else None,
+            **finish_of(completion),
+        }
+        if self.sources is not None:
+            choice["token_sources"] = self.sources.take(completion)
+        return choice
+
+
+class Completion:
+    """Answers one request."""
+
+    def __init__(self, job: Job, body: CompletionRequest) -> None:
+        self._job = job
+        self._body = body
+
+    async def begin(self) -> None:
+        """Check and queue it.
+
+        Raises:
+            ApiError, ConfigError: it cannot be served.
+        """
+        job, body, llm = self._job, self._body, self._job.service.llm
+        given = prompts_of(body)
+        job.check_count(len(given))
+        params = completion_params(body, llm.get_default_sampling_params(), structure_of(body))
+        prompts = [
+            await llm.prepare(job.salted(prompt), params, where=f"prompt[{i}]" if i else "prompt")
+            for i, prompt in enumerate(given)
+        ]
+        self._choices = list(self._make_choices(prompts, params))
+        await job.queue(prompts, params)
+
+    def _make_choices(self, prompts: Sequence[TokenizedPrompt], params: SamplingParams) -> Iterator[Choice]:
+        tokenizer = self._job.service.llm.get_tokenizer()
+        for prompt in prompts:
+            echo = None
+            if self._body.echo:
+                echo = tokenizer.decode(list(prompt.token_ids)) if prompt.text is None else prompt.text
+            for index in range(params.n):
+                yield Choice(
+                    index=index,
+                    prompt=prompt,
+                    params=params,
+                    echo=echo,
+                    sources=Sources(tokenizer, prompt.token_ids) if self._body.token_sources else None,
+                    logprobs=None if params.logprobs is None else CompletionLogprobs(params.logprobs),
+                )
+        return
+
+    async def _pieces(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Choices with what each output adds."""
+        n = self._body.n
+        for index, choice in enumerate(self._choices):
+            choice.index = index
+        async for number, output in self._job.outputs():
+            for completion in output.outputs:
+                choice = self._choices[number * n + completion.index]
+                if choice.done:
+                    continue
+                if completion.finished() or completion.text or completion.logprobs:
+                    if completion.finished():
+                        self._job.finish_reasons[number, completion.index] = str(completion.finish_reason)
+                    yield choice.take(completion, output)
+
+    async def whole(self) -> dict[str, Any]:
+        """The response."""
+        choices = [piece async for piece in self._pieces()]
+        head = self._job.head(OBJECT)
+        return {**head, "choices": sorted(choices, key=lambda c: c["index"]), "usage": self._job.usage.body()}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a stream, without usage."""
+        head = self._job.head(OBJECT)
+        async for piece in self._pieces():
+            yield {**head, "choices": [piece]}

@@ -1,0 +1,80 @@
+"""What ``examples/serving`` names exists: metrics of the dashboard, options of the unit and the image."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples/serving"
+
+
+def exported() -> set[str]:
+    """Names that /metrics has, with speculation on."""
+    pytest.importorskip("fastapi")
+    from specdecode.engine.metrics import Counter, EngineMetrics, Gauge
+    from specdecode.serve.metrics import HttpMetrics, render
+
+    http = HttpMetrics()
+    http.finished("stop")
+    http.responded("/", 200)
+    followed = [Counter(name=f"vllm:{name}") for name in ("num_preemptions",)]
+    followed += [Counter(name="specdecode:proposer_failures")]
+    followed += [
+        Gauge(name=f"vllm:{name}")
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    ]
+    text = render([*EngineMetrics(3).snapshot(), *http.readings(), *followed], {})
+    return set(re.findall(r"^([a-z0-9_:]+)\{", text, re.MULTILINE | re.IGNORECASE))
+
+
+def test_the_dashboard_reads_metrics_that_there_are():
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in dashboard["templating"]["list"][1:]]
+    named = {name for query in queries for name in re.findall(r"(?:vllm|specdecode):[a-z0-9_]+", query)}
+    assert len(named) > 20 and not named - exported()
+    places = [tuple(panel["gridPos"].values())[:2] for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def options() -> set[str]:
+    import typer.main
+    from specdecode.cli.app import app
+
+    command = typer.main.get_command(app).commands["serve"]
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_the_unit_and_the_image_give_options_that_there_are():
+    unit = (EXAMPLES / "specdecode.service").read_text().replace("\\\n", " ")
+    (start,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
+    given = [word for word in shlex.split(start) if word.startswith("--")]
+    image = (EXAMPLES / "Containerfile").read_text().replace("\\\n#", " ")
+    (run,) = [line for line in image.splitlines() if "podman run" in line]
+    given += [word for word in run.split("/models/target")[1].split() if word.startswith("--")]
+    assert len(given) > 6 and not set(given) - options()
+
+
+def test_the_drain_ends_before_systemd_kills():
+    unit = (EXAMPLES / "specdecode.service").read_text()
+    drain, stop = (
+        int(re.search(rf"{name}[ =](\d+)", unit)[1]) for name in ("--drain-timeout", "TimeoutStopSec")
+    )
+    assert drain < stop
+
+
+def test_triton_parameters_become_a_speculative_config(monkeypatch):
+    import runpy
+    import sys
+    import types
+
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", types.ModuleType("not here"))
+    model = runpy.run_path(str(EXAMPLES / "triton/specdecode/1/model.py"))
+    config = (EXAMPLES / "triton/specdecode/config.pbtxt").read_text()
+    given = dict(re.findall(r'key: "(\w+)" value: \{ string_value: "([^"]*)"', config))
+    assert model["speculation"](given) == {"model": "/models/draft", "num_speculative_tokens": 5}
+    assert model["speculation"]({"draft_model": "", "num_speculative_tokens": "5"}) is None

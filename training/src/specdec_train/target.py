@@ -1,0 +1,79 @@
+"""The frozen target: what recipes are given of it, and the engine over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from specdecode import models
+from specdecode.contract import TargetInfo, Unsupported
+from specdecode.models.weights import stored_tensors
+
+from .recipe import TrainingTarget
+
+_EMBED, _NORM, _HEAD = "embed_tokens.weight", "norm.weight", "lm_head.weight"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Target:
+    """A target before its weights are read."""
+
+    model: str
+    files: models.ModelFiles
+    info: TargetInfo
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def resolve(cls, model: str, *, dtype: str = "auto", device: str = "auto") -> Target:
+        """Raises ConfigError if there is no such model, Unsupported if it is none of the native decoder's."""
+        files = models.resolve_model(model)
+        if not models.is_native(files):
+            raise Unsupported(
+                f"--model {model}: training wants a model of the native decoder "
+                f"({', '.join(sorted(models.FAMILIES))}), this is {files.architecture}"
+            )
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        place = torch.device(name)
+        chosen = models.resolve_dtype(dtype, files.hf_config, place)
+        longest = models.resolve_max_model_len(None, files.hf_config)
+        info = models.describe_target(files, dtype=chosen, device=place, max_model_len=longest)
+        return cls(model=model, files=files, info=info, device=place, dtype=chosen)
+
+    def engine(self, **keywords: Any) -> Any:
+        """An engine over it, in its dtype, on its device."""
+        from specdecode import LLM
+
+        return LLM(
+            self.model,
+            **{"dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), **keywords},
+        )
+
+    def engines(self, **keywords: Any) -> Callable[..., Any]:
+        """Makes engines with these keywords and further ones."""
+        return partial(self.engine, **keywords)
+
+    def for_training(self, counts: np.ndarray) -> TrainingTarget:
+        """Its embeddings, output layer and final norm, on the device."""
+        found: dict[str, torch.Tensor] = {}
+        for stored in stored_tensors(self.files.path):
+            if (name := stored.name.removeprefix("model.")) in (_EMBED, _NORM, _HEAD):
+                found[name] = stored.map()
+        embed = found[_EMBED].to(self.device, self.dtype)
+        config = models.decoder_config(self.files.hf_config, self.files.architecture)
+        tied = config.tie_word_embeddings or _HEAD not in found
+        return TrainingTarget(
+            info=self.info,
+            device=self.device,
+            dtype=self.dtype,
+            embed=embed,
+            lm_head=embed if tied else found[_HEAD].to(self.device, self.dtype),
+            norm=found[_NORM].to(self.device, torch.float32),
+            rms_norm_eps=config.rms_norm_eps,
+            counts=torch.from_numpy(counts),
+            load_weights=lambda: models.load_weights(self.files.path),
+        )
