@@ -14,7 +14,7 @@ def head(layout, name, keys, **options):
     """Keys of a method whose head is written for the kit's target, which has 2 layers."""
 
     def config(toy):
-        path = write_head(Path(toy.path).parent / name, layout, toy.path, **options)
+        path = write_head(Path(toy.path).parent / f"eagle-{name}", layout, toy.path, **options)
         return {"model": str(path), **keys}
 
     return config

@@ -14,7 +14,7 @@ def heads(layout, name, keys, **options):
     """Keys of a method whose heads are written for the kit's target."""
 
     def config(toy):
-        path = write_heads(Path(toy.path).parent / name, layout, toy.path, **options)
+        path = write_heads(Path(toy.path).parent / f"medusa-{name}", layout, toy.path, **options)
         return {"model": str(path), **keys}
 
     return config

@@ -14,7 +14,7 @@ def speculator(name, keys, **options):
     """Keys of a method whose speculator is written for the kit's target."""
 
     def config(toy):
-        path = write_speculator(Path(toy.path).parent / name, toy.path, **options)
+        path = write_speculator(Path(toy.path).parent / f"mlp-{name}", toy.path, **options)
         return {"model": str(path), **keys}
 
     return config
