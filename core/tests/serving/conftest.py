@@ -124,3 +124,16 @@ def served(llm: Any, serve: Callable[..., Served]) -> Served:
 @pytest.fixture(scope="module")
 def client(served: Served) -> Any:
     return served.client()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """``specdecode serve`` logs all to a handler of its own; run in this process, it would go on doing so."""
+    import logging
+
+    root, http = logging.getLogger(), logging.getLogger("httpx")
+    handlers, levels = list(root.handlers), (root.level, http.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    http.setLevel(levels[1])
