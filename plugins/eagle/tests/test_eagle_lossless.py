@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from specdec_eagle.testing import write_head
-from specdecode import LLM, SamplingParams
+from specdecode import SamplingParams
 from specdecode.testing.invariants import check_core
+from specdecode.testing.lossless import Engine, requests
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"
 SHAPES = {
@@ -29,52 +29,6 @@ def heads(target, tmp_path_factory):
         name: write_head(folder / name, layout, target, **options)
         for name, (layout, options) in HEADS.items()
     }
-
-
-def requests(count=8):
-    rng = np.random.default_rng(0)
-    kinds = [
-        {"temperature": 0},
-        {"temperature": 0.9, "top_p": 0.9, "seed": 5},
-        {"temperature": 1.0, "seed": 6},
-        {"temperature": 0, "presence_penalty": 0.6},
-        {"temperature": 0.7, "top_k": 5, "seed": 2**40},
-        {"temperature": 0, "min_tokens": 9},
-        {"temperature": 0.8, "seed": 7, "repetition_penalty": 1.2},
-        {"temperature": 1.2, "min_p": 0.02, "seed": -7},
-    ]
-    prompts = [rng.integers(3, 300, 3 + 5 * index).tolist() for index in range(count)]
-    return prompts, [SamplingParams(max_tokens=14 + 2 * i, **kinds[i % 8]) for i in range(count)]
-
-
-class Engine:
-    """An engine whose outputs are ids; nothing may be left behind in it."""
-
-    def __init__(self, target, config=None, order="plain", **options):
-        defaults = {
-            "dtype": "float32",
-            "device": "cpu",
-            "block_size": 4,
-            "num_gpu_blocks_override": 300,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
-            "max_model_len": 96,
-            "skip_tokenizer_init": True,
-        }
-        late = order == "late"
-        self.llm = LLM(str(target), speculative_config=config, async_scheduling=late, **(defaults | options))
-
-    def __call__(self, prompts, params):
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self.llm.generate(inputs, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
-    def metric(self, name):
-        return {metric.name: metric.value for metric in self.llm.get_metrics()}.get(name, 0)
-
-    @property
-    def accepted(self):
-        return self.metric("vllm:spec_decode_num_accepted_tokens")
 
 
 @pytest.fixture(scope="module")
