@@ -15,6 +15,8 @@ import torch
 from specdecode.layers import RopeConfig
 from torch.nn import functional
 
+from .recipe import TrainingTarget
+
 ACTIVATIONS = {
     "silu": functional.silu,
     "swish": functional.silu,
@@ -217,6 +219,30 @@ class LayerShape:
             "max_position_embeddings": self.max_positions,
             **more,
         }
+
+
+def shape_like(
+    target: TrainingTarget,
+    *,
+    intermediate_size: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+) -> LayerShape:
+    """A layer of the target's sizes, but for what is said."""
+    info, config = target.info, target.info.config
+    rope = dict(config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)})
+    rope.setdefault("rope_type", "default")
+    return LayerShape(
+        hidden_size=info.hidden_size,
+        intermediate_size=intermediate_size or config["intermediate_size"],
+        num_heads=num_heads or info.num_heads,
+        num_kv_heads=num_kv_heads or num_heads or info.num_kv_heads,
+        head_dim=info.head_dim,
+        rms_norm_eps=target.rms_norm_eps,
+        hidden_act=config.get("hidden_act", "silu"),
+        rope=rope,
+        max_positions=config["max_position_embeddings"],
+    )
 
 
 class DecoderLayer(torch.nn.Module):

@@ -13,7 +13,8 @@ resumes, writes files and judges the result; a recipe knows its module, its loss
 Notation: ``B`` rows of a batch, ``T`` tokens of a row, ``H`` the target's hidden size, ``V`` its vocabulary.
 Helpers for recipes: :mod:`specdec_train.blocks` (norm, rope, attention, MLP, a decoder layer, all trainable),
 :mod:`specdec_train.losses` (soft cross entropy over large vocabularies), :mod:`specdec_train.vocabulary`
-(which tokens a reduced vocabulary keeps).
+(which tokens a reduced vocabulary keeps), :mod:`specdec_train.distilled` and :mod:`specdec_train.unrolled`
+(a drafter's passes and their losses).
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ from typing import Any
 
 import attrs
 import torch
-from specdec_train.blocks import DecoderLayer, LayerShape, RMSNorm, Rope, Rows
+from specdec_train.blocks import DecoderLayer, LayerShape, RMSNorm, Rope, Rows, shape_like
 from specdec_train.losses import soft_cross_entropy
 from specdec_train.recipe import Batch, Checkpoint, TrainingTarget
-from specdec_train.unrolled import shape_like
 from specdec_train.vocabulary import frequent_ids
 from torch.nn import functional
 

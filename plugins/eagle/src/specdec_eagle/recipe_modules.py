@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from specdec_train.blocks import DecoderLayer, Entries, RMSNorm, Rotation, Rows, linear
+from specdec_train.blocks import DecoderLayer, Entries, RMSNorm, Rotation, Rows, linear, shape_like
+from specdec_train.distilled import BorrowsOutput
 from specdec_train.recipe import Batch, Checkpoint, TrainingTarget
-from specdec_train.unrolled import Unrolled, shape_like
+from specdec_train.unrolled import Unrolled
 from specdec_train.vocabulary import coverage, vocabulary_maps
 from torch.nn import functional
 
@@ -37,7 +38,7 @@ class _Head(Unrolled):
         }
 
 
-class EagleTrainee(_Head):
+class EagleTrainee(BorrowsOutput, _Head):
     """EAGLE (arXiv 2401.15077); embeddings and output layer are the target's."""
 
     options: EagleTrainingOptions
@@ -49,8 +50,6 @@ class EagleTrainee(_Head):
         self.layers = torch.nn.ModuleList([DecoderLayer(self.shape, input_norm=False)])
         with torch.no_grad():  # what it imitates changes little from token to token
             self.fc.weight[:, hidden:] += 0.5 * torch.eye(hidden)
-        head = target.lm_head if self.vocabulary is None else target.lm_head[self.vocabulary]
-        self._heads = [head.detach()]  # in a list: it is no part of the module
         self.to(target.device)
 
     def fuse(self, batch: Batch) -> torch.Tensor:
@@ -68,20 +67,11 @@ class EagleTrainee(_Head):
         feature, entries = self.layers[0](joined, rotation, rows, before)
         return feature, feature, entries
 
-    def output(self) -> torch.Tensor:
-        return self._heads[0]
-
     def feature_loss(
         self, feature: torch.Tensor, final: torch.Tensor, counted: torch.Tensor
     ) -> torch.Tensor | float:
         distance = functional.smooth_l1_loss(feature.float(), final.float(), reduction="none").mean(-1)
         return self.options.feature_weight * (distance * counted).sum() / counted.sum().clamp(min=1)
-
-    def drafts(self, batch: Batch, depth: int) -> torch.Tensor:
-        head = self.target.lm_head  # over all tokens, whatever the loss looked at
-        return torch.stack(
-            [(states.to(head.dtype) @ head.T).argmax(-1) for _, states in self.passes(batch, depth)], -1
-        )
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(config=self.config(), tensors=self.state_dict())

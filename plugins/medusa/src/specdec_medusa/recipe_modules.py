@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
+from specdec_train.distilled import BorrowsOutput
 from specdec_train.recipe import Batch, Checkpoint, TrainingTarget
-from specdec_train.unrolled import Unrolled, shape_like
 from torch.nn import functional
 
 from .choices import search_tree
@@ -17,7 +17,7 @@ from .recipe import MedusaTrainingOptions
 _RANKS = 10
 
 
-class MedusaTrainee(torch.nn.Module):
+class MedusaTrainee(BorrowsOutput):
     """Heads that begin as the target's own next guess: their layers add nothing at first.
 
     While drafts are evaluated it counts how often each rank of each head is right, by which a tree is
@@ -25,12 +25,13 @@ class MedusaTrainee(torch.nn.Module):
     """
 
     def __init__(self, options: MedusaTrainingOptions, target: TrainingTarget) -> None:
-        super().__init__()
+        super().__init__(
+            target, passes=options.num_heads, decay=options.decay, vocab_size=options.loss_vocab_size
+        )
         hidden, heads, layers = target.info.hidden_size, options.num_heads, options.num_layers
-        self.options, self.target = options, target
+        self.options = options
         self.weights = torch.nn.ParameterList(torch.zeros(heads, hidden, hidden) for _ in range(layers))
         self.biases = torch.nn.ParameterList(torch.zeros(heads, hidden) for _ in range(layers))
-        self._law = [_Law(self, target, options)]  # in a list: it is no part of the module
         self._hits = torch.zeros(heads, _RANKS, device=target.device)
         self._drafted = torch.zeros(heads, device=target.device)
         self.to(target.device)
@@ -41,15 +42,21 @@ class MedusaTrainee(torch.nn.Module):
             hidden = hidden + functional.silu(functional.linear(hidden, weight[head], bias[head]))
         return hidden
 
+    def passes(self, batch: Batch, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        before = batch.later(batch.features["final"], -1)  # the state whose logits gave each token
+        for head in range(min(count, self.options.num_heads)):
+            states = self.states(before, head)
+            yield states, states
+
     def loss(self, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         self._hits.zero_()
         self._drafted.zero_()
-        return self._law[0].loss(batch)
+        return super().loss(batch)
 
     def drafts(self, batch: Batch, depth: int) -> torch.Tensor:
         best = []
         head = self.target.lm_head
-        for number, (_, states) in enumerate(self._law[0].passes(batch, min(depth, self.options.num_heads))):
+        for number, (_, states) in enumerate(self.passes(batch, depth)):
             ranked = (states.to(head.dtype) @ head.T).topk(_RANKS, dim=-1).indices
             there = batch.wanted(number + 1) & batch.same(-1)
             right = (ranked == batch.later(batch.ids, number + 1)[..., None]) & there[..., None]
@@ -77,28 +84,3 @@ class MedusaTrainee(torch.nn.Module):
             choices=None if nodes is None else search_tree(self.accuracies(), nodes) or [(0,)],
         )
         return Checkpoint(config=config, tensors=tensors)
-
-
-class _Law(Unrolled):
-    """The losses of the heads, which share the target's output layer."""
-
-    def __init__(self, heads: MedusaTrainee, target: TrainingTarget, options: MedusaTrainingOptions) -> None:
-        super().__init__(
-            target,
-            shape_like(target),
-            passes=options.num_heads,
-            decay=options.decay,
-            vocab_size=options.loss_vocab_size,
-        )
-        self._of = [heads]
-        head = target.lm_head if self.vocabulary is None else target.lm_head[self.vocabulary]
-        self._output = head.detach()
-
-    def passes(self, batch: Batch, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        before = batch.later(batch.features["final"], -1)  # the state whose logits gave each token
-        for head in range(count):
-            states = self._of[0].states(before, head)
-            yield states, states
-
-    def output(self) -> torch.Tensor:
-        return self._output

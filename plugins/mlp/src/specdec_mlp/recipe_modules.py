@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import torch
+from specdec_train.distilled import DistilledDrafter
 from specdec_train.recipe import Batch, Checkpoint, TrainingTarget
-from specdec_train.unrolled import Unrolled, shape_like
 from torch.nn import functional
 
 from .publish import published
@@ -15,11 +15,11 @@ from .recipe import MlpSpeculatorTrainingOptions
 from .speculator import embedding_scale, normalize
 
 
-class MlpSpeculatorTrainee(Unrolled):
+class MlpSpeculatorTrainee(DistilledDrafter):
     """Steps share embeddings, output layer and norm; the first has a projection of its own."""
 
     def __init__(self, options: MlpSpeculatorTrainingOptions, target: TrainingTarget) -> None:
-        super().__init__(target, shape_like(target), passes=options.n_predict, decay=options.decay)
+        super().__init__(target, passes=options.n_predict, decay=options.decay)
         hidden, vocab = target.info.hidden_size, target.info.vocab_size
         size = options.inner_dim or hidden
         self.options = options

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from specdec_train.blocks import DecoderLayer, Entries, RMSNorm, Rotation, Rows, linear
+from specdec_train.blocks import DecoderLayer, Entries, RMSNorm, Rotation, Rows, linear, shape_like
+from specdec_train.distilled import BorrowsOutput
 from specdec_train.recipe import Batch, Checkpoint, TrainingTarget
-from specdec_train.unrolled import Unrolled, shape_like
+from specdec_train.unrolled import Unrolled
 
 from .recipe import MtpTrainingOptions
 
@@ -15,7 +16,7 @@ from .recipe import MtpTrainingOptions
 _PREFIX = "model.mtp_layers.0."
 
 
-class MtpTrainee(Unrolled):
+class MtpTrainee(BorrowsOutput, Unrolled):
     """MiMo's layout; embeddings and output layer are the target's, and so are all sizes but the MLP's."""
 
     def __init__(self, options: MtpTrainingOptions, target: TrainingTarget) -> None:
@@ -35,8 +36,6 @@ class MtpTrainee(Unrolled):
         with torch.no_grad():
             self.input_proj.weight[:, :hidden] += 0.5 * torch.eye(hidden)  # states change little by a token
             self.final_layernorm.weight.copy_(target.norm)
-        head = target.lm_head if self.vocabulary is None else target.lm_head[self.vocabulary]
-        self._heads = [head.detach()]  # in a list: it is no part of the module
         self.to(target.device)
 
     def fuse(self, batch: Batch) -> torch.Tensor:
@@ -54,15 +53,6 @@ class MtpTrainee(Unrolled):
         stream, entries = self.layer(self.input_proj(torch.cat(parts, -1)), rotation, rows, before)
         states = self.final_layernorm(stream)
         return states, states, entries
-
-    def output(self) -> torch.Tensor:
-        return self._heads[0]
-
-    def drafts(self, batch: Batch, depth: int) -> torch.Tensor:
-        head = self.target.lm_head  # over all tokens, whatever the loss looked at
-        return torch.stack(
-            [(states.to(head.dtype) @ head.T).argmax(-1) for _, states in self.passes(batch, depth)], -1
-        )
 
     def checkpoint(self) -> Checkpoint:
         tensors = {
