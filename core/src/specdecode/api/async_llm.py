@@ -14,6 +14,7 @@ from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .engine import LLMEngine
 from .engine_thread import EngineThread
+from .facts import EngineFacts
 from .memory import MemoryPlan
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -216,6 +217,11 @@ class AsyncLLM:
     def methods(self) -> list[MethodRecord]:
         """The installed draft methods."""
         return self._engine.plugins.methods()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine is."""
+        return EngineFacts.of(self._engine)
 
     @property
     def engine(self) -> LLMEngine:

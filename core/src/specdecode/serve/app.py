@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from .. import __version__
-from ..api.async_llm import AsyncLLM
 from ..contract import SpecdecodeError
 from . import errors
+from .backend import Backend
 from .chat import Chat
 from .completions import Completion
 from .errors import ApiError, error_of, json_response
@@ -54,15 +54,25 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> FastAPI:
-    """The ASGI application that serves ``llm``, which its owner shuts down."""
+def make_app(
+    llm: Backend,
+    settings: ServerSettings | None = None,
+    *,
+    metric_labels: Mapping[str, str] | None = None,
+) -> FastAPI:
+    """The ASGI application that serves ``llm``, which its owner shuts down.
+
+    Args:
+        metric_labels: what all metrics are labelled with beside the model's name, where several
+            servers are scraped as one.
+    """
     service = Service(llm, settings or ServerSettings())
     app = FastAPI(title="specdecode", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     errors.install(app)
     _add_generation(app, service)
     _add_models(app, service)
-    _add_operation(app, service)
+    _add_operation(app, service, {"engine": "0", **(metric_labels or {})})
     if service.settings.admin_key is not None:
         _add_administration(app, service, service.settings.admin_key)
     app.add_middleware(Guard, service=service)
@@ -160,8 +170,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
             "object": "model",
             "created": service.created,
             "owned_by": "specdecode",
-            "root": service.llm.engine.args.model,
-            "max_model_len": service.llm.engine.target.max_model_len,
+            "root": service.llm.facts.model,
+            "max_model_len": service.llm.facts.max_model_len,
         }
 
     @app.get("/v1/models", dependencies=[check], responses=_REFUSALS, tags=["OpenAI"])
@@ -174,7 +184,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 # -- looking in -------------------------------------------------------------------------------------
-def _add_operation(app: FastAPI, service: Service) -> None:
+def _add_operation(app: FastAPI, service: Service, metric_labels: Mapping[str, str]) -> None:
     check = Depends(_key_check(service.settings))
     page = files(__package__).joinpath("page/index.html").read_text(encoding="utf-8")
 
@@ -196,7 +206,7 @@ def _add_operation(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=PlainTextResponse, tags=["operation"])
     async def metrics() -> Response:
         readings = [*await service.readings(), *service.http.readings()]
-        labels = {"model_name": service.models[0], "engine": "0"}
+        labels = {"model_name": service.models[0], **metric_labels}
         return Response(render(readings, labels), media_type=CONTENT_TYPE)
 
     @app.get("/version", tags=["operation"])
@@ -206,15 +216,14 @@ def _add_operation(app: FastAPI, service: Service) -> None:
     @app.get("/specdecode/info", dependencies=[check], responses=_REFUSALS, tags=["operation"])
     async def info() -> Response:
         """What is served: the model, how it speculates, and what memory is used for."""
-        engine = service.llm.engine
-        plan = engine.memory
+        facts = service.llm.facts
         return json_response(
             {
                 "models": list(service.models),
-                "method": engine.method,
-                "num_speculative_tokens": engine.core.drafting.needs.depth if engine.core.drafting else 0,
-                "target": {name: getattr(engine.target, name) for name in TARGET_FACTS},
-                "memory": {**attrs.asdict(plan), "kv_bytes": plan.kv_bytes},
+                "method": facts.method,
+                "num_speculative_tokens": facts.num_speculative_tokens,
+                "target": {name: getattr(facts, name) for name in TARGET_FACTS},
+                "memory": {**attrs.asdict(facts.memory), "kv_bytes": facts.memory.kv_bytes},
             }
         )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..api.async_llm import AsyncLLM
 from ..contract import SpecdecodeError
 from ..engine.metrics import Metric
+from .backend import Backend
 from .errors import ApiError
 from .metrics import HttpMetrics
 from .settings import ServerSettings
@@ -26,15 +26,15 @@ METRICS_PATIENCE = 2.0
 class Service:
     """State of a running server; its methods are called in the event loop."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+    def __init__(self, llm: Backend, settings: ServerSettings) -> None:
         self.llm = llm
         self.settings = settings
-        self.models = settings.served_model_name or (Path(llm.engine.args.model).name,)
+        self.models = settings.served_model_name or (Path(llm.facts.model).name,)
         self.created = int(time.time())
         self.http = HttpMetrics()
         self.tracing = Tracing()
         self.num_open = 0  #: HTTP requests that generate
-        self._readings: list[Metric] = []
+        self._readings: Sequence[Metric] = ()
 
     def model_called(self, name: str | None) -> str:
         """The model's name as a request has it.
@@ -70,7 +70,7 @@ class Service:
     def closed(self) -> None:
         self.num_open -= 1
 
-    async def readings(self) -> list[Metric]:
+    async def readings(self) -> Sequence[Metric]:
         """The engine's metrics: those of before, if it is busy or has stopped."""
         try:
             self._readings = await asyncio.wait_for(self.llm.get_metrics(), METRICS_PATIENCE)
