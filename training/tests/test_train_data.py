@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -80,6 +81,18 @@ def test_answers_are_the_targets_and_the_held_out_ones_greedy(target, prompts, t
     assert equal(texts, again)
     trained = np.concatenate([texts.document(i)[-8:] for i in range(3, len(texts))])
     assert texts.counts(VOCAB).tolist() == np.bincount(trained, minlength=VOCAB).tolist()
+
+
+def test_several_writers_write_the_shards_of_one(target, prompts, tmp_path):
+    options = attrs.evolve(OPTIONS, batch_size=1, data_tokens=80)
+    made, told = target_of(target), []
+    alone = make_texts(made.writer(options), TextStore(tmp_path / "a"), [str(prompts)], options)
+    two, store = attrs.evolve(options, writers=2), TextStore(tmp_path / "b")
+    texts = make_texts(made.writer(two), store, [str(prompts)], two, advance=lambda *seen: told.append(seen))
+    assert texts.answer_tokens >= options.data_tokens and told[-1][0] == texts.answer_tokens
+    assert len(store.files()) > 1 and texts.held_out.tolist() == [i < 3 for i in range(len(texts))]
+    shared = min(len(alone), len(texts), 8)
+    assert all(alone.document(i).tolist() == texts.document(i).tolist() for i in range(shared))
 
 
 def test_prompts_that_do_not_suffice_are_told(target, tmp_path, caplog):

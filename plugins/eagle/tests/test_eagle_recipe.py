@@ -27,6 +27,7 @@ KINDS = {
         Eagle3Recipe(),
         Eagle3TrainingOptions(draft_vocab_size=120, fc_norm=True, aux_layer_ids="3,6", num_heads=2),
     ),
+    "eagle3-with-the-targets-rows": (Eagle3Recipe(), Eagle3TrainingOptions(draft_vocab_size=120, own_head=False)),
     "eagle3-normed-residual": (Eagle3Recipe(), Eagle3TrainingOptions(norm_before_residual=True)),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +105,7 @@ def test_the_published_head_gives_the_logits_of_training(kind, frozen, model, in
     batch = batch_of(model, boundaries, [7, 8, 9, 10, 11], [*TEXT, *ids])
     place = 5 + len(TEXT) - 1
     kept = trainee.vocabulary if kind.startswith("eagle3") else None
-    head = trainee.lm_head if kind.startswith("eagle3") else frozen.lm_head
+    head = trainee.output() if kind.startswith("eagle3") else frozen.lm_head
     got = torch.stack([states[0, place] @ head.T for _, states in trainee.passes(batch, DRAFTS)])
     if kept is not None and wanted.shape[1] != len(kept):
         wanted = wanted[:, kept]

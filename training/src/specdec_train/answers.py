@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: Waves of a full batch in one shard: at the end of each a batch runs empty.
 _WAVES = 8
+#: Seconds between two looks at what several writers have done.
+_LOOK = 2.0
 #: Seeds of a shard's requests lie this far from the next shard's.
 _SEEDS = 1 << 20
 
@@ -35,44 +39,101 @@ def make_texts(
 ) -> Texts:
     """Write answers until there are enough, shard by shard; what ``store`` holds is kept and counted.
 
-    Equal seeds write equal shards, whatever was there before. The first ``held_out`` documents are for
-    evaluation: they are answered greedily.
+    Equal seeds write equal shards, whatever was there before and however many write. The first ``held_out``
+    documents are for evaluation: they are answered greedily.
 
     Args:
-        llm_of: makes the engine; called only if something is missing.
+        llm_of: makes the engine; called only if something is missing. With several writers it is sent to
+            other processes.
         advance: told the answer tokens so far and the rate.
 
     Raises:
         ConfigError: there is nothing to make them from.
     """
     done = store.folder / "texts.json"
-    parts = store.load()
     if read_json(done) is None:
-        conversations, endless = sources(data)
-        began, written = clock(), 0
-        limit = None if options.data_minutes is None else 60 * options.data_minutes
-        with llm_of() as llm:
-            work = _Work(llm, conversations, endless, options)
-            have = sum(part.answer_tokens for part in parts)
-            while have < options.data_tokens and (limit is None or clock() - began < limit or not parts):
-                texts = work.shard(len(parts), options.data_tokens - have)
-                if texts is None:
-                    logger.warning(
-                        "--data: the prompts are used up after %d answer tokens of the %d of --data-tokens; "
-                        'give more of them, or "self"',
-                        have,
-                        options.data_tokens,
-                    )
-                    break
-                store.save(len(parts), texts)
-                parts.append(texts)
-                have += texts.answer_tokens
-                written += texts.answer_tokens
-                advance(have, f"{written / (clock() - began):,.0f} tokens/s")
+        sources(data)  # what cannot be read is told before an engine is made
+        before = sum(part.answer_tokens for part in store.load())
+        began = clock()
+
+        def told() -> None:
+            have = sum(part.answer_tokens for part in store.load())
+            advance(have, f"{(have - before) / (clock() - began):,.0f} tokens/s")
+
+        if options.writers == 1:
+            exhausted = write_shards(llm_of, store, data, options, told=told, clock=clock)
+        else:
+            exhausted = _write_side_by_side(llm_of, store, data, options, told)
+        parts = store.load()
+        have = sum(part.answer_tokens for part in parts)
+        if exhausted and have < options.data_tokens:
+            logger.warning(
+                "--data: the prompts are used up after %d answer tokens of the %d of --data-tokens; "
+                'give more of them, or "self"',
+                have,
+                options.data_tokens,
+            )
         if not parts:
             raise ConfigError("--data: no prompt is short enough for --prompt-tokens, or none was written")
         write_json(done, {"documents": sum(map(len, parts)), "answer_tokens": have})
-    return Texts.joined(parts)
+    return Texts.joined(store.load())
+
+
+def write_shards(
+    llm_of: Callable[[], Any],
+    store: TextStore,
+    data: Sequence[str],
+    options: DataOptions,
+    writer: int = 0,
+    *,
+    told: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> bool:
+    """What writer ``writer`` of ``options.writers`` does: every so manieth shard, until all have enough.
+
+    Returns:
+        Whether it ran out of prompts.
+    """
+    limit = None if options.data_minutes is None else 60 * options.data_minutes
+    with llm_of() as llm:
+        began = clock()
+        work = _Work(llm, *sources(data), options)
+        number = writer
+        while True:
+            have = sum(part.answer_tokens for part in store.load())
+            late = limit is not None and clock() - began >= limit
+            if have >= options.data_tokens or (late and (have or number != writer)):
+                return False
+            if not store.file(number).is_file():
+                texts = work.shard(number, options.data_tokens - have)
+                if texts is None:
+                    return True
+                store.save(number, texts)
+                told()
+            number += options.writers
+
+
+def _write_side_by_side(
+    llm_of: Callable[[], Any],
+    store: TextStore,
+    data: Sequence[str],
+    options: DataOptions,
+    told: Callable[[], None],
+) -> bool:
+    """Writers in processes of their own; whether any ran out of prompts."""
+    spawn = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
+    with ProcessPoolExecutor(options.writers, mp_context=spawn) as pool:
+        writing = {
+            pool.submit(write_shards, llm_of, store, data, options, writer)
+            for writer in range(options.writers)
+        }
+        waiting, seen = writing, 0
+        while waiting:
+            _, waiting = wait(waiting, timeout=_LOOK, return_when=FIRST_COMPLETED)
+            if (shards := len(store.files())) > seen:
+                seen = shards
+                told()
+        return any([each.result() for each in writing])
 
 
 class _Work:
@@ -88,7 +149,9 @@ class _Work:
         """None: there are no prompts left."""
         options = self._options
         held_out = options.held_out if number == 0 else 0
-        size = min(self._size, held_out + -(-2 * wanted // options.answer_tokens) + 1)
+        size = self._size
+        if options.writers == 1:  # the last shard is as short as it can be
+            size = min(size, held_out + -(-2 * wanted // options.answer_tokens) + 1)
         seed = (options.seed * 1_000_003 + number) * _SEEDS
         # Where there are both, half of a shard is the target's own.
         of_files = self._size // 2 if self._endless else self._size

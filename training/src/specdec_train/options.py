@@ -36,7 +36,12 @@ class DataOptions:
         "temperatures of the answers, in turn; the held-out ones are greedy", default="0,1"
     )
     held_out: int = option("prompts to hold out for evaluation", default=64, validator=within(1))
-    batch_size: int = option("texts that the target writes at a time", default=256, validator=within(1))
+    batch_size: int = option("texts that a writer has under way", default=256, validator=within(1))
+    writers: int = option(
+        "processes that write answers side by side, each with an engine of its own on the device",
+        default=1,
+        validator=within(1, 16),
+    )
     seed: int = option("of prompts, answers, initial weights and order", default=0, validator=within(0))
 
     @property

@@ -80,13 +80,7 @@ def run(asked: Run, teller: Teller) -> Outcome:
     started = time.time()
 
     teller.stage("answers", data.data_tokens)
-    engines = target.engines(
-        max_num_seqs=data.batch_size,
-        max_model_len=min(
-            target.info.max_model_len, data.prompt_tokens + data.user_tokens + data.answer_tokens
-        ),
-    )
-    texts = make_texts(engines, store, asked.data, data, advance=teller.advance)
+    texts = make_texts(target.writer(data), store, asked.data, data, advance=teller.advance)
     teller.stage("states", float(len(texts.ids)))
     make_states(target.engines(), store, taps, advance=teller.advance)
 
@@ -200,7 +194,8 @@ def _fingerprint(target: Target) -> dict[str, Any]:
 
 def _data_key(asked: Run, target: Target) -> str:
     kept = attrs.asdict(asked.data_options)
-    kept.pop("data_minutes")
+    for free in ("data_minutes", "writers"):
+        kept.pop(free)
     contents = [source if source == "self" else _digest(Path(source).expanduser()) for source in asked.data]
     return _hash({"target": _fingerprint(target), "data": contents, **kept})
 

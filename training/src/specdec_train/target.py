@@ -13,9 +13,29 @@ from specdecode import models
 from specdecode.contract import TargetInfo, Unsupported
 from specdecode.models.weights import stored_tensors
 
+from .options import DataOptions
 from .recipe import TrainingTarget
 
+#: Tokens of a KV block, as engines have it unless told otherwise.
+_BLOCK = 16
+#: Share of a GPU's memory for the engines that write answers.
+_MEMORY = 0.85
 _EMBED, _NORM, _HEAD = "embed_tokens.weight", "norm.weight", "lm_head.weight"
+
+
+@attrs.frozen(kw_only=True)
+class Writer:
+    """An engine over a target, described so that another process can make it."""
+
+    model: str
+    dtype: str
+    device: str
+    keywords: dict[str, Any]
+
+    def __call__(self) -> Any:
+        from specdecode import LLM
+
+        return LLM(self.model, dtype=self.dtype, device=self.device, **self.keywords)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -51,6 +71,22 @@ class Target:
         return LLM(
             self.model,
             **{"dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), **keywords},
+        )
+
+    def writer(self, data: DataOptions) -> Writer:
+        """Makes engines that write answers, in this process or another one."""
+        longest = data.prompt_tokens + data.user_tokens + data.answer_tokens
+        length = min(self.info.max_model_len, longest)
+        keywords: dict[str, Any] = {"max_num_seqs": data.batch_size, "max_model_len": length}
+        if data.writers > 1 and self.device.type == "cuda":
+            # Each plans by the memory it finds taken, and several begin at once: what they need is said.
+            rows = data.batch_size * -(-length // _BLOCK)
+            keywords |= {"num_gpu_blocks_override": rows + rows // 16 + 1, "gpu_memory_utilization": _MEMORY}
+        return Writer(
+            model=self.model,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            keywords=keywords,
         )
 
     def engines(self, **keywords: Any) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from specdecode.contract import EMBED, LM_HEAD, ConfigError, TargetHandle
 from specdecode.heads.loading import fill_rows, pack_linears
+from specdecode.layers import ColumnParallelLinear
 from specdecode.models import DecoderLayer, randomize
 
 from .head import EagleHead
@@ -14,6 +15,8 @@ from .spec import HeadSpec
 
 #: Rows of a table compared at a time.
 _ROWS = 1 << 14
+#: Unit vectors that the target's output layer is asked for at a time.
+_UNITS = 256
 #: What a drafter has no use for, or has read already.
 _MAPS = frozenset({"d2t", "t2d", "token_map"})
 
@@ -38,6 +41,8 @@ def load_head(spec: HeadSpec, target: TargetHandle) -> EagleHead:
     if spec.dummy:
         randomize(head)
         return head.eval()
+    if head.lm_head is None and head.draft_ids is not None:
+        head.lm_head = _rows_of_target(head, target)
     stored = {name: canonical for canonical, name in spec.names.items()}
     missing = set(spec.names) - _MAPS
     for name, tensor in target.load_weights(spec.path):
@@ -69,6 +74,21 @@ def _fill(head: EagleHead, canonical: str, tensor: torch.Tensor) -> None:
         path = f"layers.{layer}.{module}"
     module_: Any = head.get_submodule(path)
     module_.load(kind, tensor, part)
+
+
+def _rows_of_target(head: EagleHead, target: TargetHandle) -> ColumnParallelLinear:
+    """The target's output layer for the tokens that can be drafted alone.
+
+    The rows are what it makes of unit vectors, so that they are those of any kind of layer, packed or not.
+    """
+    layer, ids, size = head.target_lm_head, head.draft_ids, head.spec.hidden_size
+    assert layer is not None and ids is not None
+    rows = ColumnParallelLinear(size, len(ids), dtype=target.dtype, device=target.device)
+    units = torch.eye(size, dtype=target.dtype, device=target.device)
+    for start in range(0, size, _UNITS):
+        part = slice(start, start + _UNITS)
+        rows.weight.data[:, part] = layer(units[part])[:, ids].T
+    return rows
 
 
 def _is_copy(own: Any, theirs: Any, vocab_size: int) -> bool:

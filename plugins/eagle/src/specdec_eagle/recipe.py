@@ -52,6 +52,11 @@ class Eagle3TrainingOptions(EagleOptions):
     aux_layer_ids: str | None = option(
         "layers of the target whose inputs are read, as in 2,15,27; none: 2, L // 2 and L - 3", default=None
     )
+    own_head: bool = option(
+        "train an output layer, which begins as the target's; without: the target's rows are used and none "
+        "are stored",
+        default=True,
+    )
     fc_norm: bool = option("norm each hidden state before they are joined (EAGLE-3.1)", default=False)
     norm_before_residual: bool = option("what the first norm gives is the residual stream", default=False)
 

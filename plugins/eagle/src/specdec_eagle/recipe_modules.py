@@ -78,7 +78,7 @@ class EagleTrainee(BorrowsOutput, _Head):
 
 
 class Eagle3Trainee(_Head):
-    """EAGLE-3; its output layer begins as the target's rows."""
+    """EAGLE-3; its output layer begins as the target's rows, or stays what they are."""
 
     options: Eagle3TrainingOptions
 
@@ -93,7 +93,10 @@ class Eagle3Trainee(_Head):
         self.hidden_norm = RMSNorm(hidden, eps)
         self.norm = RMSNorm(hidden, eps)
         rows = target.lm_head if self.vocabulary is None else target.lm_head[self.vocabulary]
-        self.lm_head = torch.nn.Parameter(rows.detach().float().clone())
+        if options.own_head:
+            self.lm_head = torch.nn.Parameter(rows.detach().float().clone())
+        else:
+            self._heads = [rows.detach()]  # in a list: it is no part of the module
         with torch.no_grad():
             self.norm.weight.copy_(target.norm)
         self.to(target.device)
@@ -122,7 +125,7 @@ class Eagle3Trainee(_Head):
         return feature, self.norm(feature), entries
 
     def output(self) -> torch.Tensor:
-        return self.lm_head
+        return self.lm_head if self.options.own_head else self._heads[0]
 
     def checkpoint(self) -> Checkpoint:
         vocab = self.target.info.vocab_size
@@ -130,7 +133,8 @@ class Eagle3Trainee(_Head):
             name.replace("hidden_norm.", "midlayer.hidden_norm.", 1): tensor
             for name, tensor in self.state_dict().items()
         }
-        tensors["lm_head.weight"] = tensors.pop("lm_head")
+        if self.options.own_head:
+            tensors["lm_head.weight"] = tensors.pop("lm_head")
         facts: dict[str, Any] = {}
         fields: dict[str, Any] = {
             "draft_vocab_size": vocab,
