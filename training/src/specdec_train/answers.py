@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from typing import Any
 
 import numpy as np
+import torch
 from specdecode import SamplingParams
 from specdecode.contract import ConfigError
 
@@ -124,7 +126,7 @@ def _write_side_by_side(
     spawn = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU
     with ProcessPoolExecutor(options.writers, mp_context=spawn) as pool:
         writing = {
-            pool.submit(write_shards, llm_of, store, data, options, writer)
+            pool.submit(_write_on_its_gpu, llm_of, store, data, options, writer)
             for writer in range(options.writers)
         }
         waiting, seen = writing, 0
@@ -134,6 +136,16 @@ def _write_side_by_side(
                 seen = shards
                 told()
         return any([each.result() for each in writing])
+
+
+def _write_on_its_gpu(
+    llm_of: Callable[[], Any], store: TextStore, data: Sequence[str], options: DataOptions, writer: int
+) -> bool:
+    """:func:`write_shards` in a fresh process: the GPUs that may be seen are taken in turn."""
+    if (count := torch.cuda.device_count()) > 1:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[writer % count]
+    return write_shards(llm_of, store, data, options, writer)
 
 
 class _Work:
