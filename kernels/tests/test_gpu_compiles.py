@@ -27,6 +27,7 @@ SHAPES = {
 }
 QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("tiny", torch.float32, 17)]
 #: Loaded in other ways than by the tiles in use.
+ADAPTED = [("llama-8b", torch.bfloat16, tokens, "adapted") for tokens in (1, 64)]
 LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16, 128, "boxes")]
 SWEEP = [
     (name, dtype, tokens)
@@ -34,6 +35,35 @@ SWEEP = [
     for name in SHAPES
     for tokens in (1, 32, 48, 64, 96, 128, 192, 256, 512, 8192)
 ]
+
+
+def compile_adapted_layer(shape, dtype, tokens):
+    """Compile a model's products to which adapters add, and what makes their additions."""
+    from specdec_kernels.gpu.compiling import meta
+    from specdec_kernels.lora.gpu import lora_delta
+    from specdec_kernels.projection import gpu
+
+    hidden, inner, heads, kv_heads, dim, vocabulary, _ = shape
+    integers, table = meta(tokens, dtype=torch.int64), meta(512, dim // 2, dtype=torch.float32)
+    cache, gain = meta(9, 16, kv_heads, dim, dtype=dtype), meta(hidden, dtype=dtype)
+
+    def delta(x, *parts):
+        width = x.shape[1]
+        stacks = meta(8, len(parts) * 16, width, dtype=dtype), meta(8, sum(parts), 16, dtype=dtype)
+        return meta(sum(parts), width, dtype=dtype), lora_delta(x, *stacks, integers, parts)
+
+    stream = gpu.embed(integers, meta(vocabulary, hidden, dtype=dtype), gain)
+    weight, added = delta(stream.scaled, heads * dim, kv_heads * dim, kv_heads * dim)
+    query = gpu.project_qkv(
+        stream, weight, None, eps=1e-5, cos=table, sin=table, positions=integers, write_slots=integers,
+        key_cache=cache, value_cache=cache, query_gain=None, key_gain=None, rotate=True, delta=added,
+    )  # fmt: skip
+    weight, added = delta(query.flatten(1), hidden)
+    stream = gpu.add_product(query.flatten(1), weight, None, stream, gain, delta=added)
+    weight, added = delta(stream.scaled, inner, inner)
+    gated = gpu.project_gate_up(stream, weight, None, eps=1e-5, activation="silu", delta=added)
+    weight, added = delta(gated, hidden)
+    gpu.add_product(gated, weight, None, stream, gain, delta=added)
 
 
 def compile_layer(shape, dtype, tokens):
@@ -154,6 +184,13 @@ def test_kernels_that_load_otherwise_compile():
         assert kernel["stack"] <= 64, kernel  # none is in use before it is measured
 
 
+def test_kernels_of_adapters_compile():
+    kernels = compiled(ADAPTED)
+    names = {kernel["name"] for kernel in kernels}
+    assert names >= {"shrink_kernel", "expand_kernel", "qkv_kernel", "gate_up_kernel", "add_kernel"}
+    check(kernels)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_of_every_shape_compile(name):
@@ -166,9 +203,11 @@ if __name__ == "__main__":
     for line in sys.stdin:
         name, dtype, tokens, *how = line.split()
         for flag in how:
-            load_by(flag)
+            if flag != "adapted":
+                load_by(flag)
         with compiling_only() as kernels:
-            compile_layer(SHAPES[name], getattr(torch, dtype), int(tokens))
+            compile_case = compile_adapted_layer if "adapted" in how else compile_layer
+            compile_case(SHAPES[name], getattr(torch, dtype), int(tokens))
         for kernel in kernels:
             print(
                 json.dumps({**asdict(kernel), "shape": name, "dtype": dtype, "tokens": int(tokens)}),

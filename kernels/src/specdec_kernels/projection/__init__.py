@@ -105,6 +105,7 @@ def project_qkv(
     query_gain: torch.Tensor | None = None,
     key_gain: torch.Tensor | None = None,
     rotate: bool = True,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Queries, keys and values of the normalised stream; keys and values go to the paged cache.
 
@@ -123,6 +124,8 @@ def project_qkv(
         key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the stream's dtype, contiguous.
         query_gain, key_gain: ``[D]``, both or neither.
         rotate: False for layers without positions.
+        delta: ``[T, (Hq + 2 Hkv) D]``, added to the products of ``stream.scaled`` before they are divided by
+            its RMS and the bias is added: what an adapter makes of it (:mod:`specdec_kernels.lora`).
 
     Returns:
         The rotated queries, ``[T, Hq, D]``.
@@ -141,6 +144,7 @@ def project_qkv(
         query_gain=query_gain,
         key_gain=key_gain,
         rotate=rotate,
+        delta=delta,
     )
 
 
@@ -151,6 +155,7 @@ def project_gate_up(
     *,
     eps: float,
     activation: Activation,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``act(gate) * up`` of the normalised stream, ``[T, I]`` (GLU variants: Shazeer, arXiv 2002.05202).
 
@@ -159,14 +164,21 @@ def project_gate_up(
         bias: ``[2 I]``.
         eps: of the norm in front.
         activation: ``silu``, or ``gelu_tanh``, GELU by its tanh approximation.
+        delta: ``[T, 2 I]``, as of :func:`project_qkv`.
     """
     return _implementation(stream.scaled, weight).project_gate_up(
-        stream, weight, bias, eps=eps, activation=activation
+        stream, weight, bias, eps=eps, activation=activation, delta=delta
     )
 
 
 def add_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stream: Stream,
+    gain: torch.Tensor,
+    *,
+    delta: torch.Tensor | None = None,
 ) -> Stream:
     """The stream with ``x W^T + b`` added, scaled by the gain of the norm that comes next.
 
@@ -177,8 +189,9 @@ def add_product(
         weight: ``[H, K]``, contiguous.
         bias: ``[H]``.
         gain: ``[H]``.
+        delta: ``[T, H]``, part of the product.
     """
-    return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain)
+    return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain, delta=delta)
 
 
 def normalize(

@@ -77,6 +77,7 @@ def add_kernel(
     XB0,
     XB1,
     BIAS,
+    DELTA,
     RESIDUAL,
     GAIN,
     NEW_RESIDUAL,
@@ -97,7 +98,7 @@ def add_kernel(
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``NEW_RESIDUAL = RESIDUAL + X W^T + BIAS``, that by ``GAIN``, and the sums of its squares."""
+    """``NEW_RESIDUAL = RESIDUAL + X W^T + DELTA + BIAS``, that by ``GAIN``, and the sums of its squares."""
     n, m = place(M, tl.cdiv(N, ROWS), B0 + B1, GROUP)
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
@@ -116,11 +117,11 @@ def add_kernel(
     if not EARLY:
         gain = tl.load(GAIN + row, mask=row < N, other=0.0)
         r0 = _residual(RESIDUAL, row, m, M, N, B0)
-    _add(a0, r0, gain, BIAS, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m, M, N, ROWS, B0)
+    _add(a0, r0, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m, M, N, ROWS, B0)
     if B1 > 0:
         if not EARLY:
             r1 = _residual(RESIDUAL, row, m + B0, M, N, B1)
-        _add(a1, r1, gain, BIAS, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m + B0, M, N, ROWS, B1)
+        _add(a1, r1, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m + B0, M, N, ROWS, B1)
 
 
 @triton.jit
@@ -136,6 +137,7 @@ def _add(
     residual,
     gain,
     BIAS,
+    DELTA,
     NEW_RESIDUAL,
     SCALED,
     SQUARES,
@@ -152,6 +154,8 @@ def _add(
     m = m + tl.arange(0, B)
     at = m.to(tl.int64)[None, :] * N + row[:, None]
     inside = (row < N)[:, None] & (m < M)[None, :]
+    if DELTA is not None:
+        a += tl.load(DELTA + at, mask=inside, other=0.0).to(tl.float32)
     if BIAS is not None:
         a += tl.load(BIAS + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
     residual = residual.to(tl.float32) + a.to(dtype).to(tl.float32)
@@ -173,6 +177,7 @@ def gate_up_kernel(
     XB0,
     XB1,
     BIAS,
+    DELTA,
     SQUARES,
     stride,
     Y,
@@ -215,13 +220,13 @@ def gate_up_kernel(
         s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0)
     if WB is None:
         x0, y0 = halves(a0, ROWS, B0)
-    _gate(x0, y0, s0, BIAS, Y, n, m, M, eps, N, K, GELU, ROWS, B0)
+    _gate(x0, y0, s0, BIAS, DELTA, Y, n, m, M, eps, N, K, GELU, ROWS, B0)
     if B1 > 0:
         if not EARLY:
             s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1)
         if WB is None:
             x1, y1 = halves(a1, ROWS, B1)
-        _gate(x1, y1, s1, BIAS, Y, n, m + B0, M, eps, N, K, GELU, ROWS, B1)
+        _gate(x1, y1, s1, BIAS, DELTA, Y, n, m + B0, M, eps, N, K, GELU, ROWS, B1)
 
 
 @triton.jit
@@ -230,6 +235,7 @@ def _gate(
     up,
     squares,
     BIAS,
+    DELTA,
     Y,
     n,
     m,
@@ -244,6 +250,11 @@ def _gate(
     m = m + tl.arange(0, B)
     row = n * (ROWS // 2) + tl.arange(0, ROWS // 2)
     there = row < N
+    if DELTA is not None:
+        at = m.to(tl.int64)[None, :] * (2 * N) + row[:, None]
+        inside = there[:, None] & (m < M)[None, :]
+        gate += tl.load(DELTA + at, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(DELTA + at + N, mask=inside, other=0.0).to(tl.float32)
     scale = reciprocal_rms(squares, eps, K, B)
     if BIAS is not None:
         gate = tl.fma(gate, scale, tl.load(BIAS + row, mask=there, other=0.0).to(tl.float32)[:, None])

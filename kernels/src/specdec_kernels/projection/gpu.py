@@ -91,6 +91,7 @@ def project_qkv(
     query_gain: torch.Tensor | None,
     key_gain: torch.Tensor | None,
     rotate: bool,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x = stream.scaled
     tokens = x.shape[0]
@@ -106,7 +107,7 @@ def project_qkv(
     tile = _tile("qkv", x, weight, held)
     _launch(
         qkv_kernel,
-        *(tile, 2 * heads * pairs, weight, x, bias, *_squares(stream)),
+        *(tile, 2 * heads * pairs, weight, x, bias, delta, *_squares(stream)),
         *(cos, sin, positions, write_slots, query_gain, key_gain, query, key_cache, value_cache),
         scalars=(eps,),
         pairs=pairs if 2 * pairs == dim and (not rotate or 2 * cos.shape[1] == dim) else None,
@@ -121,7 +122,13 @@ def project_qkv(
 
 
 def project_gate_up(
-    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, activation: str
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    activation: str,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x = stream.scaled
     tokens, size = x.shape[0], weight.shape[0] // 2
@@ -129,7 +136,7 @@ def project_gate_up(
     if tokens:
         _launch(
             gate_up_kernel,
-            *(_tile("gate_up", x, weight), 2 * size, weight, x, bias),
+            *(_tile("gate_up", x, weight), 2 * size, weight, x, bias, delta),
             *_squares(stream),
             y,
             scalars=(eps,),
@@ -142,7 +149,13 @@ def project_gate_up(
 
 
 def add_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stream: Stream,
+    gain: torch.Tensor,
+    *,
+    delta: torch.Tensor | None = None,
 ) -> Stream:
     tokens = x.shape[0]
     width, inputs = weight.shape
@@ -150,7 +163,7 @@ def add_product(
     if tokens:
         _launch(
             add_kernel,
-            *(_tile("add", x, weight), width, weight, x, bias, stream.residual, gain),
+            *(_tile("add", x, weight), width, weight, x, bias, delta, stream.residual, gain),
             *(new.residual, new.scaled, *_squares(new)),
             N=width,
             K=inputs,

@@ -27,6 +27,7 @@ def qkv_kernel(
     XB0,
     XB1,
     BIAS,
+    DELTA,
     SQUARES,
     stride,
     COS,
@@ -93,7 +94,7 @@ def qkv_kernel(
     if WB is None:
         x0, y0 = halves(a0, ROWS, B0)
     _heads(
-        x0, y0, s0, t0, BIAS, QUERY_GAIN, KEY_GAIN, QUERY, KEYS, VALUES, n, m, M, eps,
+        x0, y0, s0, t0, BIAS, DELTA, QUERY_GAIN, KEY_GAIN, QUERY, KEYS, VALUES, n, m, M, eps,
         K, HQ, HKV, D, ROTATED, PAIRS, ROWS, B0,
     )  # fmt: skip
     if B1 > 0:
@@ -103,7 +104,7 @@ def qkv_kernel(
         if WB is None:
             x1, y1 = halves(a1, ROWS, B1)
         _heads(
-            x1, y1, s1, t1, BIAS, QUERY_GAIN, KEY_GAIN, QUERY, KEYS, VALUES, n, m + B0, M, eps,
+            x1, y1, s1, t1, BIAS, DELTA, QUERY_GAIN, KEY_GAIN, QUERY, KEYS, VALUES, n, m + B0, M, eps,
             K, HQ, HKV, D, ROTATED, PAIRS, ROWS, B1,
         )  # fmt: skip
 
@@ -149,6 +150,7 @@ def _heads(
     squares,
     turns,
     BIAS,
+    DELTA,
     QUERY_GAIN,
     KEY_GAIN,
     QUERY,
@@ -172,6 +174,11 @@ def _heads(
     token = (m < M)[None, :]
     p = n * HALF + tl.arange(0, HALF)
     head, _, low, high, there = _pair(p, HQ + 2 * HKV, D, ROTATED, PAIRS)
+    if DELTA is not None:
+        at = m.to(tl.int64)[None, :] * ((HQ + 2 * HKV) * D) + (head * D)[:, None]
+        inside = there[:, None] & token
+        x += tl.load(DELTA + at + low[:, None], mask=inside, other=0.0).to(tl.float32)
+        y += tl.load(DELTA + at + high[:, None], mask=inside, other=0.0).to(tl.float32)
     scale = reciprocal_rms(squares, eps, K, B)
     if BIAS is not None:
         x = tl.fma(x, scale, tl.load(BIAS + head * D + low, mask=there, other=0.0).to(tl.float32)[:, None])

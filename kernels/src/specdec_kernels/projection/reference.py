@@ -54,9 +54,10 @@ def project_qkv(
     query_gain: torch.Tensor | None,
     key_gain: torch.Tensor | None,
     rotate: bool,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     kv_heads, dim = key_cache.shape[2:]
-    heads = _normalized_product(stream, weight, bias, eps).unflatten(1, (-1, dim))
+    heads = _normalized_product(stream, weight, bias, eps, delta).unflatten(1, (-1, dim))
     query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
     if query_gain is not None and key_gain is not None:
         query = F.rms_norm(query, (dim,), query_gain.float(), eps)
@@ -70,17 +71,31 @@ def project_qkv(
 
 
 def project_gate_up(
-    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, *, eps: float, activation: str
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    activation: str,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    gate, up = _normalized_product(stream, weight, bias, eps).chunk(2, 1)
+    gate, up = _normalized_product(stream, weight, bias, eps, delta).chunk(2, 1)
     gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return (gate * up).to(stream.scaled.dtype)
 
 
 def add_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stream: Stream,
+    gain: torch.Tensor,
+    *,
+    delta: torch.Tensor | None = None,
 ) -> Stream:
-    return _stream(stream.residual + product(x, weight, bias), gain)
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    y = y if delta is None else y + delta.float()
+    return _stream(stream.residual + y.to(x.dtype), gain)
 
 
 def normalize(
@@ -97,9 +112,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def _normalized_product(
-    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, delta: torch.Tensor | None
 ) -> torch.Tensor:
     y = F.linear(stream.scaled.float(), weight.float())
+    y = y if delta is None else y + delta.float()
     if stream.squares is not None:
         y = y * _scale(stream, eps)
     return y if bias is None else y + bias.float()
