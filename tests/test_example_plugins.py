@@ -25,7 +25,11 @@ def test_an_example_installs_and_passes_its_tests(example, tmp_path):
     shutil.copytree(example, folder, ignore=shutil.ignore_patterns("__pycache__", ".*_cache", "*.egg-info"))
 
     def run(*arguments: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+        }
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,

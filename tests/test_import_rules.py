@@ -82,7 +82,7 @@ def test_the_contract_is_short():
     lines = sum(
         bool(line.strip()) for path in sources(CORE / "contract") for line in path.read_text().splitlines()
     )
-    assert lines <= 660, f"the contract has {lines} lines; an author reads all of it"
+    assert lines <= 690, f"the contract has {lines} lines; an author reads all of it"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from specdecode.cli.app import app
@@ -27,13 +28,18 @@ def test_a_new_plugin_installs_and_passes_its_tests_untouched(tmp_path):
     folder, site = tmp_path / "specdec-fortune-teller", tmp_path / "site"
 
     def run(*command):
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+        }
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    assert (folder / "LICENSE").read_text() == (Path(__file__).parents[1] / "LICENSE").read_text()
     python = sys.executable
     run(
         python,

@@ -42,10 +42,10 @@ class Moody:
 @pytest.fixture
 def start(lab, monkeypatch):
     """A rig with a moody tokenizer."""
-    from specdecode import models
+    from specdecode.models import TokenizerFiles
 
-    load = models.load_tokenizer
-    monkeypatch.setattr(models, "load_tokenizer", lambda *args, **keywords: Moody(load(*args, **keywords)))
+    load = TokenizerFiles.load
+    monkeypatch.setattr(TokenizerFiles, "load", lambda files: Moody(load(files)))
 
     def start(method, order="plain", asks=()):
         return lab.rig(method, asks, order, skip_tokenizer_init=False)

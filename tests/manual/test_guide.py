@@ -28,7 +28,12 @@ def followed(tmp_path_factory):
         (folder / name if name.endswith(".toml") else folder / "specdec_foo" / name).write_text(content)
 
     def run(*arguments: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+        }
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=folder,

@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from specdecode import LLM
 from specdecode.contract import ConfigError
 from specdecode.models import load_model, load_tokenizer, load_weights, resolve_model
 from specdecode.testing.tiny import tiny_checkpoint
@@ -263,6 +264,19 @@ def test_another_tokenizer(checkpoint, tmp_path):
     assert len(load_tokenizer(resolve_model(checkpoint), str(other))) == 320
     load_tokenizer(resolve_model(other)).save_pretrained(tmp_path / "alone")  # no model beside it
     assert len(load_tokenizer(resolve_model(checkpoint), str(tmp_path / "alone"))) == 320
+
+
+def test_a_target_tells_of_the_tokenizer_that_cuts_its_requests(checkpoint, tmp_path):
+    other = tiny_checkpoint(tmp_path / "other", vocab_size=320)
+    options = {"device": "cpu", "dtype": "float32", "num_gpu_blocks_override": 16}
+    with LLM(str(checkpoint), skip_tokenizer_init=True, **options) as llm:
+        own = llm.llm_engine.target.tokenizer
+    with LLM(str(checkpoint), tokenizer=str(other), **options) as llm:
+        named = llm.llm_engine.target.tokenizer
+    assert len(named.entries().tokens) == len(named.load()) == 320 > len(own.entries().tokens)
+    assert own.load().encode("a") == [97 + 3]
+    assert own.entries().tokens[own.load().eos_token_id] == own.load().eos_token
+    assert own.load().eos_token_id in own.entries().special
 
 
 def test_tokenizer_refusals(checkpoint):

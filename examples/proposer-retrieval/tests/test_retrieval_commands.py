@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from specdecode.testing.conformance import toy_target
+from specdecode.testing.conformance import toy, toy_target
 from typer.testing import CliRunner
 
 from specdec_retrieval.datastore import END, open_directory, vocabulary_of
@@ -30,7 +30,7 @@ def test_a_directory_of_answers_becomes_a_datastore(tmp_path, invoke, answers):
     out = tmp_path / "store"
     done = invoke("build", answers, "--out", out, "--tokenizer", toy_target())
     assert done.exit_code == 0, done.output
-    facts = {"answers": 3, "tokens": 6, "highest_id": 102, "vocabulary": vocabulary_of(toy_target())}
+    facts = {"answers": 3, "tokens": 6, "highest_id": 102, "vocabulary": vocabulary_of(toy().info.tokenizer)}
     assert json.loads(done.stdout) == {"datastore": str(out), **facts}
     assert json.loads(invoke("show", out).stdout) == facts
     assert open_directory(out).text.tolist() == [100, 101, END, 100, 101, 102, END, 9, END]

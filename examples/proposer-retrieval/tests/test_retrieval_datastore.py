@@ -7,8 +7,10 @@ import attrs
 import numpy as np
 import pytest
 from specdecode.contract import ConfigError
+from specdecode.models import TokenizerFiles, resolve_model
 from specdecode.plugins import default_manager, prepare
 from specdecode.testing.conformance import toy
+from specdecode.testing.dry import recorded_target
 from specdecode.testing.tiny import tiny_checkpoint
 
 from specdec_retrieval import datastore
@@ -84,8 +86,8 @@ def test_what_is_no_datastore_is_refused(tmp_path, lines, target):
     assert "is no datastore; make one of past answers: specdecode retrieval build" in refusal(
         target, tmp_path
     )
-    assert "entry 2 holds no answer" in refusal(target, lines({"answer": "a"}, {"question": "a"}))
-    assert "entry 1 holds no answer" in refusal(target, lines({"token_ids": [1, -1]}))
+    assert "entry 2 is none of" in refusal(target, lines({"answer": "a"}, {"question": "a"}))
+    assert "entry 1 is none of" in refusal(target, lines({"token_ids": [1, -1]}))
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{")
     assert "line 1 is not JSON" in refusal(target, broken)
@@ -93,20 +95,19 @@ def test_what_is_no_datastore_is_refused(tmp_path, lines, target):
 
 
 def test_a_datastore_of_another_model_is_refused(tmp_path, lines, target):
-    vocabulary = datastore.vocabulary_of(target.path)
+    vocabulary = datastore.vocabulary_of(target.tokenizer)
     for name, told in (("own", vocabulary), ("unknown", None), ("other", "0" * 16)):
         datastore.save(datastore.build([[5, 6]], told), tmp_path / name)
     plan(target, tmp_path / "own")
     plan(target, tmp_path / "unknown")
-    assert (
-        f"made with another tokenizer (vocabulary {'0' * 16}; that of {target.path} is {vocabulary})"
-        in refusal(target, tmp_path / "other")
+    assert f"made with another tokenizer (vocabulary {'0' * 16}; the target's is {vocabulary})" in refusal(
+        target, tmp_path / "other"
     )
-    plan(attrs.evolve(target, path=""), tmp_path / "other")  # a replay, which knows no tokenizer
+    plan(recorded_target(300), tmp_path / "other")  # a replay of ids, which knows no tokenizer
     datastore.save(datastore.build([[target.vocab_size]], None), tmp_path / "larger")
     too_large = f"holds token id {target.vocab_size}, the target's vocabulary has {target.vocab_size}"
     assert too_large in refusal(target, tmp_path / "larger")
-    plan(attrs.evolve(target, path=""), tmp_path / "larger")
+    plan(recorded_target(300), tmp_path / "larger")
     assert too_large in refusal(target, lines({"token_ids": [target.vocab_size]}))
 
 
@@ -115,13 +116,18 @@ def test_the_vocabulary_is_that_of_ordinary_tokens(tmp_path, target):
     other = tiny_checkpoint(tmp_path / "other", vocab_size=200)
     tokenizer = same / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace("<|im_end|>", "<|eot|>"))
-    assert datastore.vocabulary_of(same) == datastore.vocabulary_of(target.path)
-    assert datastore.vocabulary_of(other) != datastore.vocabulary_of(target.path)
-    assert datastore.vocabulary_of(tmp_path) is None
+
+    def of(path):
+        return datastore.vocabulary_of(TokenizerFiles(files=resolve_model(path)))
+
+    assert of(same) == datastore.vocabulary_of(target.tokenizer) is not None
+    assert of(other) != of(same)
+    (other / "tokenizer.json").unlink()
+    assert of(other) is None and datastore.vocabulary_of(None) is None
 
 
 def test_text_without_a_tokenizer_is_refused(lines, target):
-    told = refusal(attrs.evolve(target, path=""), lines({"answer": "a"}))
+    told = refusal(attrs.evolve(target, tokenizer=None), lines({"answer": "a"}))
     assert "holds text, and the target has no tokenizer to cut it; index it first" in told
 
 

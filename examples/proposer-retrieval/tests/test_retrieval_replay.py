@@ -4,9 +4,9 @@ import json
 import random
 
 import pytest
-from specdecode.contract import TargetInfo
 from specdecode.plugins import default_manager, prepare
-from specdecode.testing.dry import DryEngine, Recorded
+from specdecode.testing.conformance import toy
+from specdecode.testing.dry import DryEngine, Recorded, recorded_target
 
 VOCABULARY = 4000
 
@@ -31,23 +31,21 @@ def past(tmp_path_factory):
 
 
 def replay(method, **keys):
-    target = TargetInfo(
-        path="",
-        architecture="recorded",
-        vocab_size=VOCABULARY,
-        hidden_size=0,
-        num_layers=0,
-        num_heads=0,
-        num_kv_heads=0,
-        head_dim=0,
-        max_model_len=1024,
-        dtype="float32",
-        device="cpu",
-    )
     config = {"method": method, "num_speculative_tokens": 6, **keys}
-    prepared = prepare(default_manager(), config, target)
+    prepared = prepare(default_manager(), config, recorded_target(VOCABULARY))
     engine = DryEngine(prepared.build(4), prepared.needs, vocab_size=VOCABULARY, max_num_seqs=4)
     return engine.replay(letters(20, seed=2))
+
+
+def test_text_is_cut_by_the_tokenizer_that_the_replay_is_given(tmp_path):
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"answer": "one two three"}')
+    tokenizer = toy().info.tokenizer
+    ids = tokenizer.load()("one two three").input_ids
+    config = {"method": "retrieval", "datastore": str(file), "num_speculative_tokens": 6}
+    prepared = prepare(default_manager(), config, recorded_target(300, tokenizer))
+    engine = DryEngine(prepared.build(1), prepared.needs, vocab_size=300)
+    assert engine.replay([Recorded(prompt=ids[:3], answer=ids[3:])]).accepted > 5
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -110,7 +110,8 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     verification = _rule(prepared)
     needs = prepared.needs if prepared else None
 
-    tokenizer = _load_tokenizer(args, target)
+    assert target.info.tokenizer is not None
+    tokenizer = None if args.skip_tokenizer_init else target.info.tokenizer.load()
     with stage("loading the model", target.device, remedy="use a smaller model or dtype='bfloat16'"):
         model = models.load_model(
             target.files,
@@ -205,7 +206,15 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
-    info = models.describe_target(files, dtype=dtype, device=device, max_model_len=longest)
+    tokenizer = models.TokenizerFiles(
+        files=files,
+        tokenizer=args.tokenizer,
+        mode=args.tokenizer_mode,
+        trust_remote_code=args.trust_remote_code,
+    )
+    info = models.describe_target(
+        files, dtype=dtype, device=device, max_model_len=longest, tokenizer=tokenizer
+    )
     exact = models.is_native(files) and _exact(args, dtype, device, info)
     return ResolvedTarget(files, device, dtype, exact, info)
 
@@ -269,14 +278,6 @@ def _rule(prepared: Prepared | None) -> Rule:
         return rule(policy.rejection_sample_method)
     rates, length = policy.synthetic_acceptance_rates, policy.synthetic_acceptance_length
     return rule("synthetic", Synthetic.of(prepared.needs.width, rates, length))
-
-
-def _load_tokenizer(args: EngineArgs, target: ResolvedTarget) -> Any:
-    if args.skip_tokenizer_init:
-        return None
-    return models.load_tokenizer(
-        target.files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
-    )
 
 
 def _kv_layers(

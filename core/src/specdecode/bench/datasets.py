@@ -5,11 +5,6 @@ Each reader takes the first user turn of an entry, as a benchmark cannot know th
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ from typing import Any
 import attrs
 
 from specdecode.contract import ConfigError
+from specdecode.entries import read_entries
 
 from .tasks import Prompt, Task
 
@@ -63,7 +59,7 @@ def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Tas
     kind = FORMATS[format]
     grouped: dict[str, list[Prompt]] = {}
     count = 0
-    for number, entry in enumerate(read_entries(path), start=1):
+    for number, entry in enumerate(read_entries(path, field="dataset"), start=1):
         if limit is not None and count >= limit:
             break
         try:
@@ -83,15 +79,6 @@ def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Tas
     return _tasks(grouped, path)
 
 
-def read_entries(path: Path) -> Iterator[Any]:
-    """The entries of a file of JSON lines, a JSON list or CSV, perhaps gzipped.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    return _entries(path, _text(path))
-
-
 def _tasks(grouped: Mapping[str, list[Prompt]], path: Path) -> tuple[Task, ...]:
     return tuple(
         Task(name=name, summary=f"from {path.name}", prompts=tuple(_distinct(prompts)))
@@ -106,46 +93,6 @@ def _distinct(prompts: list[Prompt]) -> Iterator[Prompt]:
         seen[prompt.id] = seen.get(prompt.id, 0) + 1
         count = seen[prompt.id]
         yield prompt if count == 1 else attrs.evolve(prompt, id=f"{prompt.id}#{count}")
-
-
-# -- files ------------------------------------------------------------------------------------------
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"dataset: {path} is not UTF-8 text (byte {error.start}); JSON, JSON lines and CSV can be read, "
-            "convert other files first"
-        ) from None
-    except (OSError, EOFError) as error:
-        raise ConfigError(
-            f"dataset: cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        ) from None
-
-
-def _entries(path: Path, text: str) -> Iterator[Any]:
-    if path.suffixes[-1:] == [".csv"] or path.suffixes[-2:] == [".csv", ".gz"]:
-        csv.field_size_limit(sys.maxsize)  # an article is longer than the default
-        yield from csv.DictReader(io.StringIO(text))
-        return
-    if text.lstrip().startswith("["):
-        try:
-            entries = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"dataset: {path} is not JSON: {error}") from None
-        yield from entries
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"dataset: {path}, line {number} is not JSON: {error.msg} at column {error.colno}"
-                ) from None
 
 
 # -- entries ----------------------------------------------------------------------------------------

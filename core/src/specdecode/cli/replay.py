@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from . import arguments
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from specdecode.conversations import Exchange
+    from specdecode.models import TokenizerFiles
     from specdecode.plugins import PluginManager
     from specdecode.testing.dry import Recorded, Replayed
 
@@ -74,13 +77,14 @@ def replay(
     Counts the drafts that the answers on record would have accepted under greedy decoding. Tokens a step
     bound the speedup from above; what verifying costs on your machine, `specdecode bench` tells.
     """
-    from specdecode.bench.conversations import read_exchanges
+    from specdecode.conversations import SHAPES, read_exchanges
     from specdecode.plugins import PluginManager
 
-    exchanges = read_exchanges(file, limit)
-    texts, vocab_size = _texts(exchanges, tokenizer)
+    exchanges = list(itertools.islice(read_exchanges(file), limit))
+    if not exchanges:
+        raise ConfigError(f"file: {file} holds no answer; an entry is {SHAPES}")
+    texts, target = _texts(exchanges, tokenizer)
     manager = PluginManager(disabled=no_plugin or ())
-    target = _target(vocab_size)
     chosen = [arguments.speculation_of(text, None, None, None, None) or {} for text in config or ()]
     tried = [
         _try(manager, mapping, target, texts, batch_size, given=bool(chosen))
@@ -98,48 +102,42 @@ def replay(
         raise typer.Exit(1)
 
 
-def _texts(exchanges: Sequence[Any], tokenizer: str | None) -> tuple[list[Recorded], int]:
+def _texts(exchanges: Sequence[Exchange], tokenizer: str | None) -> tuple[list[Recorded], TargetInfo]:
+    """The exchanges as ids, and what is known of the target that wrote them."""
+    from specdecode.testing.dry import recorded_target
+
+    files = None if tokenizer is None else _tokenizer(tokenizer)
+    cutter = None if files is None else files.load()
+    texts = [text for exchange in exchanges if (text := _cut(exchange, cutter)) is not None]
+    highest = max((max(*text.prompt, *text.answer) for text in texts), default=0)
+    size = highest + 1 if cutter is None else max(highest + 1, len(cutter))
+    return texts, recorded_target(size, files)
+
+
+def _tokenizer(model: str) -> TokenizerFiles:
+    from specdecode.models import TokenizerFiles, resolve_model
+
+    return TokenizerFiles(files=resolve_model(model, load_format="dummy"))
+
+
+def _cut(exchange: Exchange, tokenizer: Any) -> Recorded | None:
+    """None: nothing is left of its answer."""
     from specdecode.testing.dry import Recorded
 
-    if all(not isinstance(exchange.answer, str) for exchange in exchanges):
-        highest = max(max(*exchange.prompt, *exchange.answer) for exchange in exchanges)
-        return [Recorded(prompt=e.prompt, answer=e.answer) for e in exchanges], highest + 1
+    prompt: Any = exchange.prompt
+    if not isinstance(exchange.answer, str):
+        return Recorded(prompt=prompt, answer=exchange.answer)
     if tokenizer is None:
         raise ConfigError(
             "tokenizer: the file holds text, which a tokenizer must cut into tokens: add --tokenizer "
             "with the directory, hub id or GGUF file of the model that you serve"
         )
-    from specdecode.models import load_tokenizer, resolve_model
-
-    cutter = load_tokenizer(resolve_model(tokenizer, load_format="dummy"))
-    return [r for e in exchanges if (r := _cut(e, cutter)).answer], len(cutter)
-
-
-def _cut(exchange: Any, tokenizer: Any) -> Recorded:
-    from specdecode.testing.dry import Recorded
-
-    if not isinstance(exchange.prompt, str):
-        prompt = tokenizer.apply_chat_template(exchange.prompt, add_generation_prompt=True, return_dict=False)
+    if isinstance(prompt, str):
+        ids = tokenizer(prompt).input_ids
     else:
-        prompt = tokenizer(exchange.prompt).input_ids
-    return Recorded(prompt=prompt, answer=tokenizer(exchange.answer, add_special_tokens=False).input_ids)
-
-
-def _target(vocab_size: int) -> TargetInfo:
-    """Of the target only the vocabulary is known; methods that want more cannot be replayed."""
-    return TargetInfo(
-        path="",
-        architecture="recorded",
-        vocab_size=vocab_size,
-        hidden_size=0,
-        num_layers=0,
-        num_heads=0,
-        num_kv_heads=0,
-        head_dim=0,
-        max_model_len=1 << 24,
-        dtype="float32",
-        device="cpu",
-    )
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+    answer = tokenizer(exchange.answer, add_special_tokens=False).input_ids
+    return Recorded(prompt=ids, answer=answer) if answer else None
 
 
 def _installed(manager: PluginManager) -> Iterator[dict[str, Any]]:

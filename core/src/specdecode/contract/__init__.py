@@ -30,7 +30,9 @@ from .spec import (
     PlanContext,
     ProposerSpec,
     TargetInfo,
+    TargetTokenizer,
     TensorInfo,
+    TokenizerEntries,
     never,
 )
 from .view import Commit, RequestInfo, StepSource, StepView
@@ -40,6 +42,6 @@ __all__ = [
     "Bucket", "BuildContext", "CheckpointInfo", "Commit", "ConfigError", "CostCurve", "DraftModelFields",
     "Drafts", "KVSpec", "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs",
     "Proposer", "ProposerSpec", "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError",
-    "StepSource", "StepView", "Tap", "TargetHandle", "TargetInfo", "TensorInfo", "Tokens", "Undeclared",
-    "Unsupported", "never", "option", "within",
+    "StepSource", "StepView", "Tap", "TargetHandle", "TargetInfo", "TargetTokenizer", "TensorInfo",
+    "TokenizerEntries", "Tokens", "Undeclared", "Unsupported", "never", "option", "within",
 ]  # fmt: skip

@@ -37,6 +37,28 @@ class CheckpointInfo:
     dummy: bool = False
 
 
+class TargetTokenizer(Protocol):
+    """The tokenizer that requests of the target are cut by; nothing is read before it is asked."""
+
+    def load(self) -> Any:
+        """A fast tokenizer of transformers, which is imported then; a new one each time, the caller's own.
+
+        Raises:
+            ConfigError: there is none, or it cannot be read.
+        """
+
+    def entries(self) -> TokenizerEntries | None:
+        """What its files say, without torch or transformers; None: they do not say it."""
+
+
+@attrs.frozen
+class TokenizerEntries:
+    """What a tokenizer's files say."""
+
+    tokens: Mapping[int, str] = attrs.field(repr=False)  #: id -> token
+    special: frozenset[int]  #: ids of control tokens
+
+
 @attrs.frozen(kw_only=True)
 class TargetInfo:
     """What is known of the target before its weights are loaded."""
@@ -57,6 +79,10 @@ class TargetInfo:
     value_dim: int | None = None  #: of a value head, if it is not ``head_dim``
     native: bool = True  #: run by core's own decoder, else by the code of transformers
     config: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    tokenizer: TargetTokenizer | None = attrs.field(default=None, repr=False)  #: None: of recorded ids alone
+    #: there is no model: recorded texts are replayed, and but for ``vocab_size`` (at least what occurs) and
+    #: ``tokenizer`` nothing is known of what wrote them
+    recorded: bool = False
 
 
 @attrs.frozen

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
-
-from ..contract import ConfigError
+from ..contract import ConfigError, TokenizerEntries
 
 
-@attrs.frozen
-class Entries:
-    """What a tokenizer's files say."""
-
-    tokens: Mapping[int, str] = attrs.field(repr=False)  #: id -> token
-    special: frozenset[int]  #: ids of control tokens
-
-
-def read_entries(folder: Path) -> Entries | None:
+def read_entries(folder: Path) -> TokenizerEntries | None:
     """A tokenizer's entries, from ``tokenizer.json`` or ``vocab.json``; None if there is neither.
 
     Raises:
@@ -34,7 +23,7 @@ def read_entries(folder: Path) -> Entries | None:
     return None
 
 
-def first_difference(ours: Entries, theirs: Entries) -> int | None:
+def first_difference(ours: TokenizerEntries, theirs: TokenizerEntries) -> int | None:
     """The first id that both have for different tokens; control tokens of both aside."""
     control = ours.special & theirs.special
     for i in sorted(ours.tokens.keys() & theirs.tokens.keys()):
@@ -65,7 +54,7 @@ def check_tokenizer(draft: Path, target: str | Path, where: str) -> None:
 
 
 @functools.lru_cache(maxsize=4)  # a method is asked for its needs more than once
-def _read(file: Path, _changed: int) -> Entries:
+def _read(file: Path, _changed: int) -> TokenizerEntries:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         added: list[Any] = []
@@ -81,4 +70,4 @@ def _read(file: Path, _changed: int) -> Entries:
         raise ConfigError(
             f"{file} cannot be read as a tokenizer ({type(error).__name__}: {error}); fetch it again"
         ) from error
-    return Entries(tokens, special)
+    return TokenizerEntries(tokens, special)

@@ -11,6 +11,7 @@ from specdecode.contract import ConfigError, TargetInfo
 
 from .families import decoder_config
 from .files import ModelFiles
+from .tokenizer import TokenizerFiles
 from .transformers_support import describe, is_native
 
 DTYPES = {
@@ -86,8 +87,13 @@ def describe_target(
     device: torch.device,
     max_model_len: int,
     tensor_parallel_size: int = 1,
+    tokenizer: TokenizerFiles | None = None,
 ) -> TargetInfo:
-    """What draft methods are told of the target before its weights are loaded."""
+    """What draft methods are told of the target before its weights are loaded.
+
+    Args:
+        tokenizer: what cuts its requests; None: its own.
+    """
     config = (
         decoder_config(files.hf_config, files.architecture)
         if is_native(files)
@@ -110,6 +116,7 @@ def describe_target(
         extra_layers=getattr(files.hf_config, "num_nextn_predict_layers", None) or 0,
         native=is_native(files),
         config=files.hf_config.to_dict(),
+        tokenizer=tokenizer or TokenizerFiles(files=files),
     )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specdecode.contract import ConfigError
+import attrs
 
+from specdecode.contract import ConfigError, TokenizerEntries
+
+from ..heads.tokenizers import read_entries
 from .files import ModelFiles, resolve_model
 
 MODES = ("auto", "fast")
@@ -36,6 +39,23 @@ def load_tokenizer(
             f"{path} has no tokenizer that can be read ({error}); name another with tokenizer=, "
             "or set skip_tokenizer_init=True and give token ids"
         ) from error
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerFiles:
+    """What :func:`load_tokenizer` is given, for later (:class:`specdecode.contract.TargetTokenizer`)."""
+
+    files: ModelFiles
+    tokenizer: str | None = None
+    mode: str = "auto"
+    trust_remote_code: bool = False
+
+    def load(self) -> Any:
+        return load_tokenizer(self.files, self.tokenizer, self.mode, self.trust_remote_code)
+
+    def entries(self) -> TokenizerEntries | None:
+        other = self.tokenizer
+        return read_entries(self.files.path if other is None else _locate(other, self.trust_remote_code))
 
 
 def _locate(tokenizer: str, trust_remote_code: bool) -> Path:

@@ -24,6 +24,8 @@ from specdecode.contract import (
     RequestInfo,
     Shape,
     StepView,
+    TargetInfo,
+    TargetTokenizer,
     Unsupported,
 )
 from specdecode.engine.ordering import Taken, in_order
@@ -37,6 +39,25 @@ class Recorded:
     prompt: Sequence[int] = attrs.field(validator=attrs.validators.min_len(1))
     answer: Sequence[int] = attrs.field(validator=attrs.validators.min_len(1))
     namespace: str = ""  #: whose texts a method with ``memory=NAMESPACE`` may remember together
+
+
+def recorded_target(vocab_size: int, tokenizer: TargetTokenizer | None = None) -> TargetInfo:
+    """What a method is told where texts are replayed; one that wants more of its target cannot be."""
+    return TargetInfo(
+        path="",
+        architecture="recorded",
+        vocab_size=vocab_size,
+        hidden_size=0,
+        num_layers=0,
+        num_heads=0,
+        num_kv_heads=0,
+        head_dim=0,
+        max_model_len=1 << 24,
+        dtype="float32",
+        device="cpu",
+        tokenizer=tokenizer,
+        recorded=True,
+    )
 
 
 @attrs.define(kw_only=True)

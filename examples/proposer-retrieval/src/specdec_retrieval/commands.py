@@ -33,18 +33,19 @@ def build(
     Answers that are token ids need no tokenizer, but with one the datastore is refused for models of another.
     """
     from specdecode.contract import ConfigError
-    from specdecode.models import resolve_model
+    from specdecode.conversations import read_exchanges
+    from specdecode.models import TokenizerFiles, resolve_model
 
     from . import datastore
-    from .answers import read_answers
     from .vocabulary import to_ids, vocabulary_of
 
     if out.exists():
         raise ConfigError(f"out: {out} is there already; remove it, or give another path")
-    model = None if tokenizer is None else resolve_model(tokenizer, load_format="dummy").path
-    store = datastore.build(
-        to_ids(read_answers(answers), model), None if model is None else vocabulary_of(model), max_tokens
-    )
+    cutter = None
+    if tokenizer is not None:
+        cutter = TokenizerFiles(files=resolve_model(tokenizer, load_format="dummy"))
+    texts = (exchange.answer for exchange in read_exchanges(answers, prompts=False))
+    store = datastore.build(to_ids(texts, cutter), vocabulary_of(cutter), max_tokens)
     datastore.save(store, out)
     typer.echo(json.dumps({"datastore": str(out), **_facts(store)}))
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 from specdecode.contract import ConfigError, TargetInfo
+from specdecode.conversations import SHAPES, read_exchanges
 
-from .answers import SHAPES, Answer, read_answers
 from .config import SORTED_TOKENS
 from .suffix_array import END, Ints, sort_places
-from .vocabulary import to_ids, vocabulary_of
+from .vocabulary import Answer, to_ids, vocabulary_of
 
 FIELD = "speculative_config.datastore"
 _FORMAT, _VERSION = "specdec-retrieval", 1
@@ -163,7 +163,7 @@ def load(path: Path, target: TargetInfo) -> Datastore:
     if path.is_dir():
         store = open_directory(path)
     else:
-        store = build(to_ids(_answers(path, target), target.path), vocabulary_of(target.path))
+        store = build(to_ids(_answers(path, target), target.tokenizer), vocabulary_of(target.tokenizer))
     _check_fits(store, path, target)
     return store
 
@@ -174,8 +174,9 @@ def _answers(path: Path, target: TargetInfo) -> Iterator[Answer]:
             f"{FIELD}: {path} is not there; give a directory that `specdecode retrieval build` made, or a "
             "file of JSON lines with past answers"
         )
-    told = vocabulary_of(target.path)
-    for answer in read_answers([path]):
+    told = vocabulary_of(target.tokenizer)
+    for exchange in read_exchanges(path, prompts=False, field=FIELD):
+        answer = exchange.answer
         if isinstance(answer, str):
             if told is None:
                 raise ConfigError(
@@ -191,16 +192,16 @@ def _check_fits(store: Datastore, path: Path, target: TargetInfo) -> None:
     _check_ids(store.highest_id, path, target)
     if store.vocabulary is None:
         return
-    theirs = vocabulary_of(target.path)
+    theirs = vocabulary_of(target.tokenizer)
     if theirs is not None and theirs != store.vocabulary:
         raise ConfigError(
-            f"{FIELD}: {path} was made with another tokenizer (vocabulary {store.vocabulary}; that of "
-            f"{target.path} is {theirs}); build it again with --tokenizer {target.path}"
+            f"{FIELD}: {path} was made with another tokenizer (vocabulary {store.vocabulary}; the target's "
+            f"is {theirs}); build it again with --tokenizer {target.path or 'MODEL'}"
         )
 
 
 def _check_ids(highest: int, path: Path, target: TargetInfo) -> None:
-    if target.path and highest >= target.vocab_size:  # of recorded texts alone nobody knows the vocabulary
+    if not target.recorded and highest >= target.vocab_size:  # of recorded texts it is a lower bound
         raise ConfigError(
             f"{FIELD}: {path} holds token id {highest}, the target's vocabulary has {target.vocab_size}: it "
             "is of another model; give one that was made with the target's tokenizer"

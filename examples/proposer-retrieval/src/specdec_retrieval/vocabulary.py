@@ -5,47 +5,43 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from specdecode.contract import ConfigError
-from specdecode.heads.tokenizers import read_entries
+from specdecode.contract import ConfigError, TargetTokenizer
 
-from .answers import Answer
+#: A text, or token ids.
+Answer = str | Sequence[int]
 
 
-def vocabulary_of(folder: str | Path) -> str | None:
-    """A digest of the tokens that a model's directory names; None: it has no tokenizer of its own.
+def vocabulary_of(tokenizer: TargetTokenizer | None) -> str | None:
+    """A digest of the tokens that a tokenizer's files name; None: there is none, or none that says.
 
     Control tokens are left out: models of one family name theirs differently and share all others.
 
     Raises:
         ConfigError: the tokenizer's file cannot be read.
     """
-    entries = read_entries(Path(folder)) if str(folder) else None
+    entries = None if tokenizer is None else tokenizer.entries()
     if entries is None:
         return None
     ordinary = sorted((i, token) for i, token in entries.tokens.items() if i not in entries.special)
     return hashlib.sha256(json.dumps(ordinary).encode()).hexdigest()[:16]
 
 
-def to_ids(answers: Iterable[Answer], model: str | Path | None) -> Iterator[Sequence[int]]:
-    """Token ids of each answer, the texts among them cut by the tokenizer of ``model``, which is loaded then.
+def to_ids(answers: Iterable[Answer], tokenizer: TargetTokenizer | None) -> Iterator[Sequence[int]]:
+    """Token ids of each answer, the texts among them cut by ``tokenizer``, which is loaded then.
 
     Raises:
-        ConfigError: it has none, or there is no model.
+        ConfigError: it cannot be read, or there is none.
     """
-    tokenizer = None
+    cutter = None
     for answer in answers:
         if isinstance(answer, str):
-            if model is None:
+            if tokenizer is None:
                 raise ConfigError(
                     "tokenizer: answers hold text, which a tokenizer must cut into tokens: add --tokenizer "
                     "with the directory, hub id or GGUF file of the model that you serve"
                 )
-            if tokenizer is None:
-                from specdecode.models import load_tokenizer, resolve_model  # transformers: on use
-
-                tokenizer = load_tokenizer(resolve_model(model, load_format="dummy"))
-            yield tokenizer(answer, add_special_tokens=False).input_ids
+            cutter = cutter or tokenizer.load()
+            yield cutter(answer, add_special_tokens=False).input_ids
         else:
             yield answer

@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 
 import attrs
-from specdecode.contract import Unsupported
-from specdecode.heads.tokenizers import Entries, first_difference, read_entries
+from specdecode.contract import TokenizerEntries, Unsupported
+from specdecode.heads.tokenizers import first_difference, read_entries
 
 #: The draft's id that stands for a target's id which it does not know. What it drafts behind one may be
 #: poor; it is never wrong, since the target verifies it.
@@ -80,7 +80,7 @@ def _numbered_alike(alike: range | list[int], target_size: int, draft_size: int)
     )
 
 
-def _reduced(ours: Entries, theirs: Entries) -> list[tuple[int, int]] | None:
+def _reduced(ours: TokenizerEntries, theirs: TokenizerEntries) -> list[tuple[int, int]] | None:
     """(target id, draft id) of a smaller vocabulary in the target's order; None if it is no such."""
     if len(theirs.tokens) >= len(ours.tokens):
         return None
