@@ -24,14 +24,6 @@ def _share(_: Any, __: Any, value: float) -> None:
         raise ValueError(f"must be between 0 and 1, got {value!r}")
 
 
-def _one(what: str) -> Any:
-    def check(_: Any, __: Any, value: int) -> None:
-        if value != 1:
-            raise ValueError(f"must be 1 in this version, got {value!r}: {what} is not built yet")
-
-    return check
-
-
 @attrs.frozen(kw_only=True)
 class EngineFields:
     """The keywords that mean something here, checked; :class:`EngineArgs` takes vLLM's others as well."""
@@ -45,7 +37,12 @@ class EngineFields:
     skip_tokenizer_init: bool = option("take and give token ids only", default=False)
     trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
     tensor_parallel_size: int = option(
-        "devices to shard over", default=1, validator=_one("tensor parallelism")
+        "devices that each hold a share of the model: processes of this machine, of which this one is the first",
+        default=1,
+        validator=within(1),
+    )
+    distributed_executor_backend: Literal["mp"] | None = option(
+        "what runs the other devices' processes; mp, and none: the engine itself", default=None
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
         "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"

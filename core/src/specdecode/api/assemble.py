@@ -25,6 +25,12 @@ from ..contract import (
     TargetInfo,
     Unsupported,
 )
+from ..contract import Ranks as DraftRanks
+from ..distributed import SOLO, Group
+from ..distributed.lockstep import Ranks
+from ..distributed.proposers import LeaderProposer, check_ranks
+from ..distributed.rendezvous import check_devices
+from ..distributed.starting import start_ranks
 from ..engine.control import DraftPolicy
 from ..engine.drafting import Drafting
 from ..engine.guard import GuardedProposer
@@ -60,7 +66,11 @@ class LoadedTarget:
     dtype: torch.dtype
     modules: Mapping[str, Any]
     load_weights: Callable[..., Any] = models.load_weights
-    rank: int = 0
+    group: Group = SOLO
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +85,7 @@ class Engine:
     memory: MemoryPlan
     method: str | None
     manager: PluginManager
+    ranks: Ranks
 
 
 class NoLifecycle:
@@ -98,20 +109,38 @@ class ResolvedTarget:
     info: TargetInfo
 
 
-def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
+def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Ranks | None = None) -> Engine:
     """Load everything ``args`` name.
 
+    Args:
+        ranks: that this engine is one of, which have met already; None: it starts the others.
+
     Raises:
-        ConfigError, Unsupported: before any weight is read where that can be known.
+        ConfigError, Unsupported: before any weight is read, and any process started, where that can be known.
+        WorkerDied: another rank's process ended.
     """
     target = _resolve_target(args)
     manager = manager or _manager(args)
     prepared = _prepare_proposer(args, manager, target.info)
-    verification = _rule(prepared)
-    needs = prepared.needs if prepared else None
-
     assert target.info.tokenizer is not None
     tokenizer = None if args.skip_tokenizer_init else target.info.tokenizer.load()
+    ranks = ranks or start_ranks(args, args.tensor_parallel_size, target.device)
+    with ranks.together():
+        return _load(args, manager, target, prepared, tokenizer, ranks)
+
+
+def _load(
+    args: EngineArgs,
+    manager: PluginManager,
+    target: ResolvedTarget,
+    prepared: Prepared | None,
+    tokenizer: Any,
+    ranks: Ranks,
+) -> Engine:
+    """What takes memory, in the order in which it is taken; all ranks at once."""
+    verification = _rule(prepared)
+    needs = prepared.needs if prepared else None
+    group = ranks.group
     with stage("loading the model", target.device, remedy="use a smaller model or dtype='bfloat16'"):
         model = models.load_model(
             target.files,
@@ -122,14 +151,16 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
             quantization=args.quantization,
             exact=target.exact,
             backend=_attention_backend(args, target),
+            group=group,
+            whole_embedding=needs is not None and EMBED in needs.modules,
         )
     remedy = "use a smaller draft model, or speculate by a method without weights"
     with stage("loading the draft method", target.device, remedy=remedy) as drafter:
-        proposer = _load_proposer(prepared, args, model, target)
+        proposer = _load_proposer(prepared, args, model, target, group)
 
-    layers, drafts = _kv_layers(target, needs)
+    layers, drafts = _kv_layers(target, model.kv_heads, needs)
     widths = widths_of(prepared)
-    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths))
+    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group)
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
     remedy = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else runs there"
@@ -139,9 +170,11 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
     remedy = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True"
     with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
         if prepared is not None and proposer is not None:
-            _bind(proposer, args, runner, info)
+            _bind(proposer, args, runner, info, group)
             prepared = prepared.narrowed(proposer.most)
-        core = _core(args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict)
+        core = _core(
+            args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict, group
+        )
         core.prepare()
     return Engine(
         core=core,
@@ -152,6 +185,7 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None) -> Engine:
         memory=memory,
         method=prepared.method if prepared else None,
         manager=manager,
+        ranks=ranks,
     )
 
 
@@ -164,6 +198,7 @@ def _plan_memory(
     drafts: list[list[LayerShape]],
     draft_bytes: int,
     num_widths: int,
+    group: Group,
 ) -> MemoryPlan:
     """Measure what the largest steps take, and give KV the rest."""
     remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model"
@@ -189,6 +224,7 @@ def _plan_memory(
         draft_bytes=draft_bytes,
         steps=steps,
         graph_bytes=graph_reserve(steps, num_graphs),
+        group=group,
     )
 
 
@@ -206,6 +242,8 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
+    if args.tensor_parallel_size > 1:
+        check_devices(args.tensor_parallel_size, args.device if args.device != "auto" else device.type)
     tokenizer = models.TokenizerFiles(
         files=files,
         tokenizer=args.tokenizer,
@@ -213,7 +251,12 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         trust_remote_code=args.trust_remote_code,
     )
     info = models.describe_target(
-        files, dtype=dtype, device=device, max_model_len=longest, tokenizer=tokenizer
+        files,
+        dtype=dtype,
+        device=device,
+        max_model_len=longest,
+        tensor_parallel_size=args.tensor_parallel_size,
+        tokenizer=tokenizer,
     )
     exact = models.is_native(files) and _exact(args, dtype, device, info)
     return ResolvedTarget(files, device, dtype, exact, info)
@@ -237,6 +280,7 @@ def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetIn
             "shadow_rate out"
         )
     check_needs(prepared.needs, prepared.method, target, verification)
+    check_ranks(prepared.needs, prepared.method, target.tensor_parallel_size)
     check_schedule(prepared)
     if verification.mark is not None:
         logger.warning(
@@ -281,16 +325,16 @@ def _rule(prepared: Prepared | None) -> Rule:
 
 
 def _kv_layers(
-    target: ResolvedTarget, needs: Needs | None
+    target: ResolvedTarget, kv_heads: int, needs: Needs | None
 ) -> tuple[list[LayerShape], list[list[LayerShape]]]:
     """The target's layers, and the proposer's for each KVSpec."""
     info = target.info
-    shape = LayerShape(info.num_kv_heads, info.head_dim, info.value_dim or info.head_dim, target.dtype)
+    shape = LayerShape(kv_heads, info.head_dim, info.value_dim or info.head_dim, target.dtype)
     drafts = [draft_layers(spec, target.dtype) for spec in needs.kv] if needs else []
     return [shape] * info.num_layers, drafts
 
 
-def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: TargetInfo) -> None:
+def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: TargetInfo, group: Group) -> None:
     captured = captures(args, runner)
     proposer.bind(
         Resources(
@@ -298,7 +342,7 @@ def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: Targe
             block_size=args.block_size,
             max_num_seqs=args.max_num_seqs,
             max_model_len=info.max_model_len,
-            costs=lambda points: target_costs(runner, points, captured=captured),
+            costs=lambda points: group.agree(target_costs(runner, points, captured=captured)),
         )
     )
     proposer.warm((), lambda fn, bucket: fn)  # ``propose`` is captured as part of the step
@@ -371,14 +415,16 @@ def _device(name: str) -> str:
 
 
 def _load_proposer(
-    prepared: Prepared | None, args: EngineArgs, model: Any, target: ResolvedTarget
+    prepared: Prepared | None, args: EngineArgs, model: Any, target: ResolvedTarget, group: Group
 ) -> Proposer | None:
     if prepared is None:
         return None
     proposer = prepared.build(args.max_num_seqs)
+    if group.size > 1 and prepared.needs.ranks is DraftRanks.LEADER:
+        proposer = LeaderProposer(proposer, prepared.needs, group)
     parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
     modules = {name: parts[name] for name in prepared.needs.modules}
-    proposer.load(LoadedTarget(target.info, target.device, target.dtype, modules))
+    proposer.load(LoadedTarget(target.info, target.device, target.dtype, modules, group=group))
     return proposer
 
 
@@ -392,6 +438,7 @@ def _core(
     info: TargetInfo,
     tokenizer: Any,
     strict: bool,
+    group: Group,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
     metrics = EngineMetrics(needs.depth if needs else 0, mark=verification.mark)
@@ -432,6 +479,7 @@ def _core(
         "drafting": drafting,
         "metrics": metrics,
         "tokenizer": tokenizer,
+        "agree": group.agree,
     }
     if not overlaps(args, runner.device):
         return EngineCore(**parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -22,7 +23,7 @@ from ..sampling.processors import LogitsProcessors
 from ..sampling.seeds import UnseededStream, resolve_seed
 from ..structured import GrammarCompiler, GrammarState
 from .args import EngineArgs
-from .assemble import assemble
+from .assemble import Engine, assemble
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import TokenizedPrompt, check_prompt, tokenize, tokenizing, truncate
@@ -55,8 +56,18 @@ class LLMEngine:
     """Continuous batching behind ``add_request``, ``step`` and ``abort_request``."""
 
     def __init__(self, args: EngineArgs, manager: PluginManager | None = None) -> None:
-        engine = assemble(args, manager)
+        self._start(args, assemble(args, manager))
+
+    @classmethod
+    def from_parts(cls, args: EngineArgs, engine: Engine) -> LLMEngine:
+        """Around what :func:`assemble` made of ``args``."""
+        made = cls.__new__(cls)
+        made._start(args, engine)
+        return made
+
+    def _start(self, args: EngineArgs, engine: Engine) -> None:
         self.args = args
+        self._ranks = engine.ranks
         self.core = engine.core
         self.target: TargetInfo = engine.target
         self.tokenizer = engine.tokenizer
@@ -155,6 +166,12 @@ class LLMEngine:
             )
 
     def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
+        """Queue a checked request, on all ranks."""
+        self._ranks.announce("queue", request_id, prompt, params, priority)
+        self.queue(request_id, prompt, params, priority)
+
+    def queue(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
+        """Queue a checked request on this rank."""
         group = RequestGroup(request_id, prompt, params)
         seed = resolve_seed(params.seed, self._unseeded)
         requests: list[Request] = []  # all are made before the first is queued: making one may raise
@@ -222,8 +239,10 @@ class LLMEngine:
 
     def abort_request(self, request_id: str | Sequence[str]) -> list[RequestOutput]:
         """End requests now, and return their last outputs; unknown and ended ones are passed over."""
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        self._ranks.announce_if_alive("abort_request", names)
         outputs: list[RequestOutput] = []
-        for name in [request_id] if isinstance(request_id, str) else request_id:
+        for name in names:
             group = self._groups.pop(name, None)
             if group is None:
                 continue
@@ -254,10 +273,18 @@ class LLMEngine:
         """Run one step; outputs of the requests it gave something to, as their ``output_kind`` says.
 
         What the model or the device raises (out of memory, say) is passed on with no request
-        changed: call it again, or abort requests first.
+        changed: call it again, or abort requests first. Under tensor parallelism that ends the engine:
+        nobody knows how far the other ranks came.
+
+        Raises:
+            WorkerDied: another rank's process has ended; every further call raises it too.
         """
         touched: dict[str, RequestGroup] = {}
-        for state in self._step():
+        if self._ranks.group.size > 1:
+            self._ranks.announce("step", self.trace())
+        with self._ranks.together():
+            states = self._step()
+        for state in states:
             group = self._group_of.get(state.request)
             if group is not None:
                 touched[group.request_id] = group
@@ -362,15 +389,34 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
+        self._ranks.announce("reset_prefix_cache")
         return self.core.scheduler.pool.reset_cache()
 
     def shutdown(self) -> None:
         """End all requests and free proposer, KV and model. May be called twice."""
         if self._shadow is not None:
             self._shadow.forget()
+        self._ranks.close()
         self.core.close()
         self._groups.clear()
         self._group_of.clear()
+
+    # -- ranks ----------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """Of this engine among those that share the model; the others do what rank 0 does."""
+        return self._ranks.group.rank
+
+    def trace(self) -> tuple[int, int]:
+        """What all ranks must agree on before a step: requests that run, and a digest of their state."""
+        running = self.core.scheduler.running
+        state = [
+            (request.id, request.computed, len(request.token_ids), request.token_ids[-4:], *request.drafts.ids)
+            for request in running
+        ]
+        waiting = [request.id for request in self.core.scheduler.waiting]
+        free = self.core.scheduler.pool.num_free
+        return len(running), zlib.crc32(repr((state, waiting, free)).encode())
 
 
 def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWords | None:

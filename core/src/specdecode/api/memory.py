@@ -12,6 +12,7 @@ import torch
 
 from .. import models
 from ..contract import ConfigError
+from ..distributed import SOLO, Group
 from ..runner.profiling import StepMemory
 from .args import EngineArgs
 
@@ -83,6 +84,7 @@ def plan_memory(
     draft_bytes: int = 0,
     steps: StepMemory | None = None,
     graph_bytes: int = 0,
+    group: Group = SOLO,
 ) -> MemoryPlan:
     """Size the KV cache; weights of target and draft are on the device already.
 
@@ -93,6 +95,7 @@ def plan_memory(
         draft_bytes: of the proposer's weights.
         steps: what steps take; None: nothing that is known.
         graph_bytes: see :func:`graph_reserve`.
+        group: of ranks, each with a cache of its own: the smallest counts.
 
     Raises:
         ConfigError: no block fits, or max_model_len was given and does not.
@@ -122,6 +125,7 @@ def plan_memory(
         reserved = scratch_bytes + steps.largest + steps.taps + graph_bytes
         budget = CPU_KV_BYTES if device.type != "cuda" else granted - used - reserved
         num_blocks = max(0, min(wanted, budget // block_bytes))
+    num_blocks = group.least(num_blocks)
     capacity = num_blocks * size
     if capacity < 2:
         raise ConfigError(

@@ -19,7 +19,8 @@ class TargetHandle(Protocol):
     info: TargetInfo
     device: Any  #: torch.device
     dtype: Any  #: torch.dtype
-    rank: int
+    rank: int  #: among the ranks that share the target
+    group: Any  #: of those ranks: for layers and models that are to be shared as the target is
     modules: Mapping[str, Any]  #: the parts named in ``Needs.modules``, as callables
     #: ``load_weights(path, names=None) -> iterator of (name, tensor)`` on the CPU: all, or those of ``names``
     load_weights: Callable[..., Any]

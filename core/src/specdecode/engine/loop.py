@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,6 +25,14 @@ from .scheduler import Scheduler
 from .verification import RowOutcome, Verification
 
 
+#: A value that this process found -> the one that all ranks go by.
+Agree = Callable[[Any], Any]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class EngineCore:
     """Requests in, tokens out. ``step`` is the plain order of the contract."""
 
@@ -37,7 +45,10 @@ class EngineCore:
         drafting: Drafting | None,
         metrics: EngineMetrics,
         tokenizer: Any = None,
+        agree: Agree = _as_it_is,
     ) -> None:
+        """``agree``: what other ranks found of a time, where there are several: choices go by one of them."""
+        self._agree = agree
         self.scheduler = scheduler
         self.runner = runner
         self.verification = verification
@@ -56,7 +67,7 @@ class EngineCore:
         """Make ready what a step needs, once, when the proposer has its KV."""
         pacer = self.drafting.policy.pacer if self.drafting is not None else None
         if pacer is not None:
-            curve = target_costs(self.runner, self._cost_points(pacer))
+            curve = self._agree(target_costs(self.runner, self._cost_points(pacer)))
             pacer.target.replace(curve)
             pacer.whole.replace(curve)
 
@@ -227,7 +238,7 @@ class EngineCore:
         decoding = all(row.new == 1 and not (row.prefill or row.catch_up) for row in plan.rows)
         if pacer is None or not decoding:
             return
-        rows = len(plan.rows)
+        rows, (seconds, drafting) = len(plan.rows), self._agree((seconds, drafting))
         pacer.target.observe(rows, plan.num_tokens / rows, seconds)
         pacer.drafting.observe(rows, pacer.offered, drafting)
 

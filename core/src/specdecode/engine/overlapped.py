@@ -112,7 +112,7 @@ class OverlappedEngineCore(EngineCore):
         if self.steady.captured:
             logger.info(self.steady.graphs.report())
         if self._pacer is not None and self.steady.captured and self.why_never is None:
-            self._pacer.whole.replace(MeasuredCurve(self.steady.measure()), drafting=captured)
+            self._pacer.whole.replace(MeasuredCurve(self._agree(self.steady.measure())), drafting=captured)
         else:
             super().prepare()
 
@@ -368,7 +368,7 @@ class OverlappedEngineCore(EngineCore):
         seconds = flight.launched - before.launched
         if flight.done is not None and before.done is not None:
             seconds = before.done.elapsed_time(flight.done) / 1e3
-        self._pacer.whole.observe(flight.size, 1 + flight.width, seconds)
+        self._pacer.whole.observe(flight.size, 1 + flight.width, self._agree(seconds))
 
     def _commit(
         self, request: Request | None, flight: InFlight, place: int, row: Sequence[int]

@@ -7,6 +7,7 @@ from .linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
+    VocabParallelLinear,
 )
 from .norm import RMSNorm
 from .rotary import RopeConfig, RotaryEmbedding
@@ -15,4 +16,5 @@ __all__ = [
     "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache",
     "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
     "RotatingBackend", "Rotation", "RowParallelLinear", "TorchBackend", "VocabEmbedding",
+    "VocabParallelLinear",
 ]  # fmt: skip

@@ -1,19 +1,24 @@
 """Linear layers, fused and laid out for tensor parallelism.
 
-A column-parallel layer would give each rank a share of every one of its output parts, a
-row-parallel layer a share of its inputs, the sum of the ranks' outputs being the result. Weights
-enter through :meth:`Linear.load` alone, part by part as checkpoints store them, which is where a
-rank would take its share.
+A column-parallel layer gives each rank a share of every one of its output parts, a row-parallel
+layer a share of its inputs, the sum of the ranks' outputs being the result. Weights enter part by
+part as checkpoints store them: :meth:`Linear.share` tells which of a stored tensor's rows or columns
+are this rank's, and :meth:`Linear.destination` where they belong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from ..distributed import SOLO, Group, Share, head_shares, rows_per_rank, share_of
 from .packed import Form, PackedWeight
+
+if TYPE_CHECKING:
+    from .embedding import VocabEmbedding
 
 
 class Linear(torch.nn.Module):
@@ -68,6 +73,10 @@ class Linear(torch.nn.Module):
     def parts(self) -> tuple[str, ...]:
         return tuple(self._parts)
 
+    def share(self, kind: str, part: str | None = None) -> Share | None:
+        """What of a checkpoint's tensor is this rank's; None: all of it. Arguments as of :meth:`destination`."""
+        return None
+
     def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
         """Where a checkpoint's tensor of one part, or of all, belongs: a contiguous view.
 
@@ -104,7 +113,35 @@ class Linear(torch.nn.Module):
 
 
 class MergedColumnParallelLinear(Linear):
-    """Several column-parallel layers of one input as one product."""
+    """Several column-parallel layers of one input as one product.
+
+    Args:
+        parts: name -> number of outputs of all ranks.
+        shares: of each part; None: equal ones.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = SOLO,
+        shares: Mapping[str, Share] | None = None,
+    ) -> None:
+        if shares is None:
+            shares = {
+                name: share_of(size, group.rank, group.size, what=f"outputs of {name}")
+                for name, size in parts.items()
+            }
+        own = {name: share.size for name, share in shares.items()}
+        super().__init__(in_features, own, bias=bias, dtype=dtype, device=device)
+        self._shares = None if group.size == 1 else shares
+
+    def share(self, kind: str, part: str | None = None) -> Share | None:
+        return None if self._shares is None else self._shares[part or next(iter(self._shares))]
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
@@ -122,6 +159,55 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
         super().__init__(in_features, {"out": out_features}, bias=bias, dtype=dtype, device=device)
 
 
+class VocabParallelLinear(MergedColumnParallelLinear):
+    """An output layer: each rank makes the logits of some tokens, and all of them get those of all.
+
+    Each rank has as many rows; those behind the vocabulary's end are zero.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        vocab_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = SOLO,
+    ) -> None:
+        rows = rows_per_rank(vocab_size, group.size)
+        start = min(group.rank * rows, vocab_size)
+        own = Share(0, start, min(rows, vocab_size - start), vocab_size)
+        super().__init__(
+            in_features, {"out": vocab_size}, dtype=dtype, device=device, group=group, shares={"out": own}
+        )
+        self._group = group
+        self._vocab_size = vocab_size
+        if own.size != rows:
+            self.out_features = rows
+            self.weight = torch.nn.Parameter(self.weight.new_zeros(rows, in_features), requires_grad=False)
+
+    def tie(self, embedding: VocabEmbedding) -> None:
+        """Take the rows of an embedding for weights."""
+        self.weight = (
+            torch.nn.Parameter(embedding.rows, requires_grad=False)
+            if embedding.whole and self._group.size > 1
+            else embedding.weight
+        )
+
+    def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
+        return super().destination(kind, part or "out")  # not what is behind the vocabulary's end
+
+    def gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """This rank's columns ``[T, V / ranks]`` to those of all, ``[T, V]``."""
+        if self._group.size == 1:
+            return logits
+        return self._group.all_gather(logits)[:, : self._vocab_size].contiguous()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, in] -> [T, V]``."""
+        return self.gather(super().forward(x))
+
+
 class QKVParallelLinear(MergedColumnParallelLinear):
     """Queries, keys and values in one product, sharded by heads: parts ``q``, ``k``, ``v``."""
 
@@ -135,14 +221,21 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
+        group: Group = SOLO,
     ) -> None:
-        kv = num_kv_heads * head_dim
-        parts = {"q": num_heads * head_dim, "k": kv, "v": kv}
-        super().__init__(hidden_size, parts, bias=bias, dtype=dtype, device=device)
+        queries, kv = (
+            Share(0, heads.start * head_dim, heads.size * head_dim, heads.whole * head_dim)
+            for heads in head_shares(num_heads, num_kv_heads, group.rank, group.size)
+        )
+        shares = {"q": queries, "k": kv, "v": kv}
+        parts = {name: share.whole for name, share in shares.items()}
+        super().__init__(
+            hidden_size, parts, bias=bias, dtype=dtype, device=device, group=group, shares=shares
+        )
 
 
 class RowParallelLinear(Linear):
-    """A layer that is sharded by its inputs."""
+    """A layer that is sharded by its inputs. The bias is rank 0's: the other ranks' is zero."""
 
     def __init__(
         self,
@@ -152,8 +245,26 @@ class RowParallelLinear(Linear):
         bias: bool = False,
         dtype: torch.dtype,
         device: torch.device,
+        group: Group = SOLO,
     ) -> None:
-        super().__init__(in_features, {"out": out_features}, bias=bias, dtype=dtype, device=device)
+        own = share_of(in_features, group.rank, group.size, dim=1, what="inputs")
+        super().__init__(own.size, {"out": out_features}, bias=bias, dtype=dtype, device=device)
+        self.group = group
+        self._own = own
+        if self.bias is not None and group.rank:
+            self.bias.data.zero_()
+
+    def share(self, kind: str, part: str | None = None) -> Share | None:
+        if self.group.size == 1:
+            return None
+        if kind == "bias":
+            return Share(0, 0, 0 if self.group.rank else self.out_features, self.out_features)
+        return self._own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, in / ranks] -> [T, out]``."""
+        y = super().forward(x)
+        return self.group.all_reduce(y) if self.group.size > 1 else y
 
 
 def copy_checked(target: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from specdecode.contract import ConfigError
+from specdecode.distributed import head_shares, share_of
 from specdecode.layers.rotary import RopeConfig
 
 #: Values of a config's ``hidden_act`` -> the activation's name in :mod:`specdec_kernels.activation`.
@@ -37,6 +38,11 @@ class DecoderConfig:
     def value_dim(self) -> int:
         """Of a value head."""
         return self.head_dim
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError if the model cannot be shared out among ``ranks``."""
+        head_shares(self.num_heads, self.num_kv_heads, 0, ranks)
+        share_of(self.intermediate_size, 0, ranks, what="intermediate_size")
 
     def __attrs_post_init__(self) -> None:
         if self.hidden_act not in ACTIVATIONS:

@@ -15,9 +15,9 @@ from specdec_kernels.attention import AttentionMetadata
 from specdec_kernels.projection import product
 from specdec_kernels.rotary import apply_rotary
 
+from specdecode.distributed import SOLO, Group, head_shares
 from specdecode.layers import (
     Attention,
-    ColumnParallelLinear,
     KVCache,
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -27,6 +27,7 @@ from specdecode.layers import (
     Rotation,
     RowParallelLinear,
     VocabEmbedding,
+    VocabParallelLinear,
 )
 
 from .config import ACTIVATIONS, DecoderConfig
@@ -44,13 +45,11 @@ class SelfAttention(torch.nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         backend: RotatingBackend | None = None,
+        group: Group = SOLO,
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
+        queries, keys = head_shares(config.num_heads, config.num_kv_heads, group.rank, group.size)
+        self.num_heads, self.num_kv_heads, self.head_dim = queries.size, keys.size, config.head_dim
         self.qkv_proj = QKVParallelLinear(
             config.hidden_size,
             config.num_heads,
@@ -59,6 +58,7 @@ class SelfAttention(torch.nn.Module):
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
+            group=group,
         )
         self.o_proj = RowParallelLinear(
             config.num_heads * config.head_dim,
@@ -66,6 +66,7 @@ class SelfAttention(torch.nn.Module):
             bias=config.out_bias,
             dtype=dtype,
             device=device,
+            group=group,
         )
         self.q_norm = self.k_norm = None
         if config.qk_norm:
@@ -93,15 +94,15 @@ class SelfAttention(torch.nn.Module):
 class MLP(torch.nn.Module):
     """Gated MLP."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, group: Group = SOLO
+    ) -> None:
         super().__init__()
         size = config.intermediate_size
-        self.gate_up_proj = MergedColumnParallelLinear(
-            config.hidden_size, {"gate": size, "up": size}, bias=config.mlp_bias, dtype=dtype, device=device
-        )
-        self.down_proj = RowParallelLinear(
-            size, config.hidden_size, bias=config.mlp_bias, dtype=dtype, device=device
-        )
+        kind = {"bias": config.mlp_bias, "dtype": dtype, "device": device, "group": group}
+        parts = {"gate": size, "up": size}
+        self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, parts, **kind)
+        self.down_proj = RowParallelLinear(size, config.hidden_size, **kind)
         self.activation = getattr(activation, ACTIVATIONS[config.hidden_act])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,14 +130,17 @@ class DecoderLayer(torch.nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         backend: RotatingBackend | None = None,
+        group: Group = SOLO,
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.self_attn = SelfAttention(config, layer, dtype=dtype, device=device, backend=backend)
+        self.self_attn = SelfAttention(
+            config, layer, dtype=dtype, device=device, backend=backend, group=group
+        )
         self.post_attention_layernorm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
         )
-        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.mlp = MLP(config, dtype=dtype, device=device, group=group)
 
     def forward(
         self,
@@ -171,6 +175,7 @@ class Decoder(torch.nn.Module):
 
     Attributes:
         fused: whether it computes by :func:`~specdecode.models.fused.fused_forward` and not by its layers.
+        group: the ranks that each hold a share of it. Hidden states and logits are whole on every rank.
     """
 
     def __init__(
@@ -181,9 +186,13 @@ class Decoder(torch.nn.Module):
         device: torch.device,
         max_model_len: int,
         backend: RotatingBackend | None = None,
+        group: Group = SOLO,
+        whole_embedding: bool = False,
     ) -> None:
+        """``whole_embedding``: every rank holds all rows of the embedding, since a drafter reads them."""
         super().__init__()
         self.config = config
+        self.group = group
         self.dtype = dtype
         self.device = device
         self.max_model_len = max_model_len
@@ -193,16 +202,27 @@ class Decoder(torch.nn.Module):
             config.hidden_size,
             dtype=dtype,
             device=device,
+            group=group,
+            whole=whole_embedding,
         )
         self.layers = torch.nn.ModuleList(
-            DecoderLayer(config, layer, dtype=dtype, device=device, backend=backend)
+            DecoderLayer(config, layer, dtype=dtype, device=device, backend=backend, group=group)
             for layer in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.rotary = RotaryEmbedding(config.rope, max_model_len, device=device)
-        self.lm_head = ColumnParallelLinear(config.hidden_size, config.vocab_size, dtype=dtype, device=device)
+        self.lm_head = VocabParallelLinear(
+            config.hidden_size, config.vocab_size, dtype=dtype, device=device, group=group
+        )
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+            self.lm_head.tie(self.embed_tokens)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads that this rank computes."""
+        return head_shares(self.config.num_heads, self.config.num_kv_heads, self.group.rank, self.group.size)[
+            1
+        ].size
 
     def forward(
         self,
@@ -245,6 +265,6 @@ class Decoder(torch.nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The same in the model's dtype, in which they are computed."""
         if self.fused and hidden.shape[0]:
-            return product(hidden, self.lm_head.weight)
+            return self.lm_head.gather(product(hidden, self.lm_head.weight))
         logits: torch.Tensor = self.lm_head(hidden)
         return logits

@@ -19,14 +19,16 @@ from specdec_kernels.gpu import takes
 from specdec_kernels.projection import (
     Activation,
     Stream,
+    add,
     add_product,
     embed,
     normalize,
+    product,
     project_gate_up,
     project_qkv,
 )
 
-from specdecode.layers import KVCache, RotaryEmbedding, RotatingBackend, TorchBackend
+from specdecode.layers import KVCache, RotaryEmbedding, RotatingBackend, RowParallelLinear, TorchBackend
 
 from .config import ACTIVATIONS, DecoderConfig
 
@@ -73,7 +75,10 @@ def fused_forward(
     gains = [layer.input_layernorm.weight for layer in layers]  # each scales the stream for its layer
     gains.append(decoder.norm.weight)
     tapped: dict[int, torch.Tensor] = {}
-    stream = embed(ids, decoder.embed_tokens.weight, gains[0])
+    if decoder.embed_tokens.whole:
+        stream = embed(ids, decoder.embed_tokens.weight, gains[0])
+    else:
+        stream = add(decoder.embed_tokens(ids)[None], None, gains[0])
     for index, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
         if index in taps:
             tapped[index] = stream.residual
@@ -121,12 +126,8 @@ def fused_layer(
     )
     attend = attention.attention
     attended = attend.backend.attend(query, cache, meta, scale=attend.scale, window=attend.window)
-    stream = add_product(
-        attended.flatten(1),
-        attention.o_proj.weight,
-        attention.o_proj.bias,
-        stream,
-        layer.post_attention_layernorm.weight,
+    stream = _add_product(
+        attended.flatten(1), attention.o_proj, stream, layer.post_attention_layernorm.weight
     )
     gated = project_gate_up(
         stream,
@@ -135,4 +136,11 @@ def fused_layer(
         eps=config.rms_norm_eps,
         activation=_GATES[ACTIVATIONS[config.hidden_act]],
     )
-    return add_product(gated, mlp.down_proj.weight, mlp.down_proj.bias, stream, next_gain)
+    return _add_product(gated, mlp.down_proj, stream, next_gain)
+
+
+def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
+    """The stream with a row-parallel product added: behind the sum over the ranks, where there are several."""
+    if linear.group.size == 1:
+        return add_product(x, linear.weight, linear.bias, stream, gain)
+    return add(linear.group.terms(product(x, linear.weight, linear.bias)), stream, gain)

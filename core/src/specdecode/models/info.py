@@ -12,7 +12,7 @@ from specdecode.contract import ConfigError, TargetInfo
 from .families import decoder_config
 from .files import ModelFiles
 from .tokenizer import TokenizerFiles
-from .transformers_support import describe, is_native
+from .transformers_support import check_one_rank, describe, is_native
 
 DTYPES = {
     "float32": torch.float32,
@@ -91,14 +91,23 @@ def describe_target(
 ) -> TargetInfo:
     """What draft methods are told of the target before its weights are loaded.
 
+<<<<<<< HEAD
     Args:
         tokenizer: what cuts its requests; None: its own.
+=======
+    Raises:
+        ConfigError, Unsupported: it cannot be shared out among so many ranks.
+>>>>>>> 670c97d (wip tp)
     """
     config = (
         decoder_config(files.hf_config, files.architecture)
         if is_native(files)
         else describe(files, max_model_len=max_model_len)
     )
+    if is_native(files):
+        decoder_config(files.hf_config, files.architecture).check_ranks(tensor_parallel_size)
+    else:
+        check_one_rank(files, tensor_parallel_size)
     return TargetInfo(
         path=str(files.path),
         architecture=files.architecture,

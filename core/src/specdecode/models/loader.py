@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 import torch
 
 from specdecode.contract import ConfigError
+from specdecode.distributed import SOLO, Group, Share
 from specdecode.layers import RMSNorm, RotatingBackend, VocabEmbedding
 from specdecode.layers.linear import Linear
 
@@ -18,7 +19,7 @@ from .files import ModelFiles
 from .packing import check_quantization, pack_weights
 from .transfer import Copy, read_weights
 from .transformers_backend import TransformersDecoder
-from .transformers_support import check_architecture, is_native, load
+from .transformers_support import check_architecture, check_one_rank, is_native, load
 from .weights import stored_tensors
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ def load_model(
     backend: RotatingBackend | None = None,
     quantization: str | None = None,
     exact: bool = False,
+    group: Group = SOLO,
+    whole_embedding: bool = False,
 ) -> Decoder | TransformersDecoder:
     """Build the decoder of ``files`` and give it weights: the native one, or else transformers' model.
 
@@ -55,6 +58,8 @@ def load_model(
         backend: of the attention layers; None: the torch references.
         quantization: "int8" for int8 weights, made from the checkpoint's.
         exact: the bits of a row do not depend on the rows beside it (on a CPU).
+        group: ranks that each load a share of the native decoder.
+        whole_embedding: see :class:`Decoder`.
 
     Raises:
         ConfigError: the architecture or a quantization is not supported, a file is missing or
@@ -69,6 +74,7 @@ def load_model(
         )
     check_architecture(files, quantization=quantization, exact=exact)
     if not is_native(files):
+        check_one_rank(files, group.size)
         return load(
             files,
             dtype=dtype,
@@ -79,7 +85,16 @@ def load_model(
         )
     config = decoder_config(files.hf_config, files.architecture)
     check_quantization(quantization, dtype, device)
-    decoder = Decoder(config, dtype=dtype, device=device, max_model_len=max_model_len, backend=backend)
+    config.check_ranks(group.size)
+    decoder = Decoder(
+        config,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        backend=backend,
+        group=group,
+        whole_embedding=whole_embedding,
+    )
     if load_format == "dummy":
         randomize(decoder)
     else:
@@ -93,8 +108,40 @@ def randomize(module: torch.nn.Module, *, seed: int = _DUMMY_SEED) -> None:
     norms = {id(own) for part in module.modules() if isinstance(part, RMSNorm) for own in part.parameters()}
     filled = [own for own in module.parameters() if id(own) not in norms]  # a tied table comes once
     generator = torch.Generator(filled[0].device).manual_seed(seed)
+    shared = _shared_parameters(module)
     for parameter in filled:
-        parameter.data.normal_(0.0, _DUMMY_STD, generator=generator)
+        if id(parameter) in shared:
+            _draw_share(*shared[id(parameter)], generator)
+        else:
+            parameter.data.normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def _shared_parameters(module: torch.nn.Module) -> dict[int, tuple[Linear | VocabEmbedding, str]]:
+    """Parameters of which this rank holds a share, with their layers."""
+    return {
+        id(own): (layer, kind)
+        for layer in module.modules()
+        if isinstance(layer, (Linear, VocabEmbedding))
+        for kind, own in layer.named_parameters(recurse=False)
+        if layer.share(kind, _parts(layer)[0]) is not None
+    }
+
+
+def _parts(layer: Linear | VocabEmbedding) -> tuple[str | None, ...]:
+    return layer.parts if isinstance(layer, Linear) else (None,)
+
+
+def _draw_share(layer: Linear | VocabEmbedding, kind: str, generator: torch.Generator) -> None:
+    """This rank's share of what one rank alone would draw."""
+    places = [(layer.share(kind, part), layer.destination(kind, part)) for part in _parts(layer)]
+    outputs = [share.whole if share.dim == 0 else len(place) for share, place in places if share]
+    like = places[0][1]
+    share = places[0][0]
+    inputs = like.shape[1:] if share is None or share.dim == 0 else (share.whole,)
+    whole = like.new_empty(sum(outputs), *inputs).normal_(0.0, _DUMMY_STD, generator=generator)
+    for part, (share, place) in zip(whole.split(outputs), places, strict=True):
+        assert share is not None
+        place.copy_(part[share.index])
 
 
 def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
@@ -107,13 +154,18 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
         if key not in expected:
             unused.append(stored.name)
             continue
-        if stored.shape != expected[key].shape:
+        destination, share = expected[key]
+        shape = _whole_shape(destination, share)
+        if stored.shape != shape:
             raise ConfigError(
                 f"tensor {stored.name} of the checkpoint {files.path} does not fit its config.json: "
-                f"expected shape {list(expected[key].shape)}, got {list(stored.shape)}; "
+                f"expected shape {list(shape)}, got {list(stored.shape)}; "
                 "see whether both are of one model"
             )
-        copies.append((stored, expected[key]))
+        if share is None or share.is_whole:
+            copies.append((stored, destination))
+        elif share.size:
+            copies.append((stored.part(share), destination))
         missing.pop(key, None)
     if missing:
         raise ConfigError(
@@ -127,8 +179,15 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
         )
 
 
-def _expected(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor a checkpoint must hold, named without the prefix ``model.``, and where it belongs."""
+def _whole_shape(destination: torch.Tensor, share: Share | None) -> tuple[int, ...]:
+    shape = list(destination.shape)
+    if share is not None:
+        shape[share.dim] = share.whole
+    return tuple(shape)
+
+
+def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share | None]]]:
+    """Every tensor a checkpoint must hold, named without the prefix ``model.``: where what of it belongs."""
     for path, module in decoder.named_modules():
         if not isinstance(module, (Linear, RMSNorm, VocabEmbedding)):
             continue
@@ -136,10 +195,10 @@ def _expected(decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         for source, part in _sources(path):
             for kind, parameter in module.named_parameters(recurse=False):
-                if isinstance(module, Linear):
-                    yield f"{source}.{kind}", module.destination(kind, part)
+                if isinstance(module, RMSNorm):
+                    yield f"{source}.{kind}", (parameter.data, None)
                 else:
-                    yield f"{source}.{kind}", parameter.data
+                    yield f"{source}.{kind}", (module.destination(kind, part), module.share(kind, part))
 
 
 def _sources(path: str) -> list[tuple[str, str | None]]:

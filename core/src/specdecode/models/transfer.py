@@ -94,22 +94,29 @@ def transfer(
 
 @attrs.frozen(eq=False)
 class _Piece:
-    """A run of elements of a stored tensor."""
+    """Elements of a stored tensor that follow each other in it, or rows of its columns."""
 
     file: Path
     offset: int
     num_bytes: int
     dtype: torch.dtype
     destination: torch.Tensor  #: flat
+    run: int  #: bytes that lie together
+    stride: int  #: from the start of a run to that of the next
 
 
 def _pieces(stored: StoredTensor, destination: torch.Tensor, piece_bytes: int) -> Iterator[_Piece]:
     flat = destination.view(-1)
     size = stored.dtype.itemsize
-    step = piece_bytes // size
-    for begin in range(0, flat.numel(), step):
-        part = flat[begin : begin + step]
-        yield _Piece(stored.file, stored.offset + begin * size, part.numel() * size, stored.dtype, part)
+    run = stored.num_bytes // stored.shape[0] if stored.stride is not None else size
+    stride = stored.stride or run
+    step = piece_bytes // run  # runs of a piece
+    for first in range(0, stored.num_bytes // run, step):
+        part = flat[first * run // size : (first + step) * run // size]
+        num_bytes = part.numel() * size
+        together = num_bytes if stride == run else run
+        offset = stored.offset + first * stride
+        yield _Piece(stored.file, offset, num_bytes, stored.dtype, part, together, stride)
 
 
 def _drain(pieces: queue.SimpleQueue[_Piece]) -> Iterator[_Piece]:
@@ -162,15 +169,20 @@ class _Lane:
             if piece.file not in self._files:
                 self._files[piece.file] = io.FileIO(piece.file)
             file = self._files[piece.file]
-            file.seek(piece.offset)
-            done = 0
-            while done < piece.num_bytes:
-                count = file.readinto(target[done:])
-                if not count:
-                    raise OSError("it ended early")
-                done += count
+            for number, begin in enumerate(range(0, piece.num_bytes, piece.run)):
+                file.seek(piece.offset + number * piece.stride)
+                _read_all(file, target[begin : begin + piece.run])
         except OSError as error:
             raise ConfigError(f"weight file {piece.file} cannot be read ({error}); fetch it again") from error
+
+
+def _read_all(file: io.FileIO, target: memoryview) -> None:
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise OSError("it ended early")
+        done += count
 
 
 def _copy_in_order(copies: Sequence[Copy], advance: Callable[[int], None]) -> None:
@@ -180,7 +192,11 @@ def _copy_in_order(copies: Sequence[Copy], advance: Callable[[int], None]) -> No
     for file, entries in files.items():
         with open_weights(file) as tensors:
             for stored, destination in entries:
-                destination.copy_(tensors.get_tensor(stored.name))
+                destination.copy_(
+                    tensors.get_slice(stored.name)[stored.index]
+                    if stored.index
+                    else tensors.get_tensor(stored.name)
+                )
                 advance(stored.num_bytes)
 
 

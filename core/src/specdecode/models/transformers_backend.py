@@ -116,6 +116,11 @@ class TransformersDecoder(torch.nn.Module):
         return self._body[0]
 
     @property
+    def kv_heads(self) -> int:
+        """KV heads that this rank computes: all, since there is one."""
+        return self.config.num_kv_heads
+
+    @property
     def embed_tokens(self) -> torch.nn.Module:
         """``[T] -> [T, H]``."""
         embedding: torch.nn.Module = self.model.get_input_embeddings()

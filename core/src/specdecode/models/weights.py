@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from specdecode.contract import ConfigError
 
+from ..distributed.shares import Share
 from ..plugins.pickles import pickled_files
 
 INDEX = "model.safetensors.index.json"
@@ -44,6 +46,22 @@ class StoredTensor:
     dtype: torch.dtype
     offset: int
     num_bytes: int
+    index: tuple[slice, ...] = ()  #: of a part: which of the whole tensor
+    stride: int | None = None  #: of a part: bytes from one row to the next, where there is a gap between
+
+    def part(self, share: Share) -> StoredTensor:
+        """Some rows or columns of it, which are read alone."""
+        row = self.num_bytes // self.shape[0]
+        size = self.dtype.itemsize
+        shape = (*self.shape[: share.dim], share.size, *self.shape[share.dim + 1 :])
+        return attrs.evolve(
+            self,
+            shape=shape,
+            offset=self.offset + share.start * (size if share.dim else row),
+            num_bytes=math.prod(shape) * size,
+            index=share.index,
+            stride=row if share.dim else None,
+        )
 
     def map(self) -> torch.Tensor:
         """The tensor, on the CPU; what is not looked at stays in its file."""

@@ -61,7 +61,7 @@ def dense_forward(
     """The whole sequence in one forward: ``[T, H]`` after the final norm, and ``[T, H]`` for each tap."""
     config = model.config
     # One layer's memory serves all: each writes every slot before it reads any.
-    row = DenseRow([(config.num_kv_heads, config.head_dim, config.value_dim)], len(ids), model)
+    row = DenseRow([(model.kv_heads, config.head_dim, config.value_dim)], len(ids), model)
     caches = row.caches * config.num_layers
     positions = torch.arange(len(ids), device=model.device)
     boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))

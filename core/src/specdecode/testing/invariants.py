@@ -142,7 +142,7 @@ class EngineWatch:
         """KV of the last block of ``tokens``, as :meth:`_stored`."""
         if tokens not in self._dense:
             model, size = self._model, self.core.scheduler.pool.block_size
-            shape = (model.config.num_kv_heads, model.config.head_dim, model.config.value_dim)
+            shape = (model.kv_heads, model.config.head_dim, model.config.value_dim)
             row = DenseRow([shape] * model.config.num_layers, len(tokens), model)
             positions = torch.arange(len(tokens), device=model.device)
             ids = torch.tensor(tokens, device=model.device)

@@ -194,6 +194,20 @@ def add_product(
     return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain, delta=delta)
 
 
+def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+    """The stream with a sum added, scaled by the gain of the norm that comes next.
+
+    What :func:`add_product` ends with, for products whose terms come from several devices. The terms are
+    summed in float32, in their order, and rounded to the dtype before they are added.
+
+    Args:
+        terms: ``[n, T, H]``, contiguous.
+        stream: None: the sum begins one.
+        gain: ``[H]``.
+    """
+    return _implementation(terms, gain).add(terms, stream, gain)
+
+
 def normalize(
     stream: Stream, gain: torch.Tensor, eps: float, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -220,6 +234,7 @@ def _implementation(*tensors: torch.Tensor):
 __all__ = [
     "Activation",
     "Stream",
+    "add",
     "add_product",
     "embed",
     "gather",

@@ -30,6 +30,44 @@ def embed_kernel(IDS, TABLE, GAIN, RESIDUAL, SCALED, SQUARES, stride, H: tl.cons
 
 
 @triton.jit
+def add_terms_kernel(
+    TERMS,
+    term_stride,
+    BEFORE,
+    GAIN,
+    RESIDUAL,
+    SCALED,
+    SQUARES,
+    stride,
+    COUNT: tl.constexpr,
+    H: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """1,024 columns of a token: the residual with ``COUNT`` terms added, that by ``GAIN``, and its squares' sums."""
+    m = tl.program_id(0)
+    part = tl.program_id(1) * 16 + tl.arange(0, 16)
+    column = part[None, :] * 64 + tl.arange(0, 64)[:, None]
+    gain = tl.load(GAIN + column, mask=column < H, other=0.0).to(tl.float32)
+    if PDL:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    at = m.to(tl.int64) * H + column
+    total = tl.load(TERMS + at, mask=column < H, other=0.0).to(tl.float32)
+    for term in tl.static_range(1, COUNT):
+        own = TERMS + tl.cast(term_stride, tl.int64) * term
+        total += tl.load(own + at, mask=column < H, other=0.0).to(tl.float32)
+    x = total.to(RESIDUAL.dtype.element_ty)  # rounded as the product it stands for
+    if BEFORE is not None:
+        before = tl.load(BEFORE + at, mask=column < H, other=0.0).to(tl.float32)
+        x = (before + x.to(tl.float32)).to(RESIDUAL.dtype.element_ty)
+    tl.store(RESIDUAL + at, x, mask=column < H)
+    value = x.to(tl.float32)
+    tl.store(SCALED + at, value * gain, mask=column < H)
+    squares = tl.reshape(sum_squares(value, 64, 16, 64), (16,))
+    tl.store(SQUARES + part * stride + m, squares, mask=part * 64 < H)
+
+
+@triton.jit
 def normalize_kernel(
     RESIDUAL, GAIN, SQUARES, stride, TOKENS, Y, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

@@ -10,7 +10,7 @@ import triton
 
 from ..gpu import launch
 from . import tiles
-from .between import embed_kernel, gather_kernel, join_kernel, normalize_kernel
+from .between import add_terms_kernel, embed_kernel, gather_kernel, join_kernel, normalize_kernel
 from .boxes import boxes
 from .fused import add_kernel, gate_up_kernel, product_kernel
 from .heads import qkv_kernel
@@ -167,6 +167,24 @@ def add_product(
             *(new.residual, new.scaled, *_squares(new)),
             N=width,
             K=inputs,
+        )
+    return new
+
+
+def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+    count, tokens, width = terms.shape
+    new = Stream.empty(tokens, width, terms)
+    if tokens:
+        residual = None if stream is None else stream.residual
+        parts = (residual, gain, new.residual, new.scaled, *_squares(new))
+        grid = (tokens, -(-width // _COLUMNS))
+        launch(
+            add_terms_kernel,
+            grid,
+            *(terms, tokens * width, *parts),
+            COUNT=count,
+            H=width,
+            num_warps=4,
         )
     return new
 

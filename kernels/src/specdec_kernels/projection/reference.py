@@ -98,6 +98,14 @@ def add_product(
     return _stream(stream.residual + y.to(x.dtype), gain)
 
 
+def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+    total = terms[0].float()
+    for term in terms[1:]:
+        total = total + term.float()
+    total = total.to(terms.dtype)
+    return _stream(total if stream is None else stream.residual + total, gain)
+
+
 def normalize(
     stream: Stream, gain: torch.Tensor, eps: float, rows: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -1,0 +1,180 @@
+"""The processes of the other ranks: started, watched and ended by rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import attrs
+
+from ..contract import SpecdecodeError
+from .channel import Sender
+from .errors import WorkerDied
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that workers are given to end by themselves.
+_PATIENCE = 10.0
+#: Seconds to wait for a worker that seems to have ended to be known as ended.
+_NOTICE = 3.0
+
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from specdecode.distributed.worker import main; main({calls}, {reports})"
+)
+
+
+@attrs.frozen(eq=False)
+class Worker:
+    """A process and what it may say of its end."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    reports: Connection
+
+    def epitaph(self) -> str:
+        """Why it ended, as far as it could tell."""
+        told = None
+        with contextlib.suppress(EOFError, OSError):
+            while self.reports.poll():
+                told = self.reports.recv()
+        code = self.process.poll()
+        how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        return f"the worker of rank {self.rank} (process {self.process.pid}) {told or how}"
+
+
+class Workers:
+    """The other ranks' processes. Whatever becomes of this process, they end.
+
+    Attributes:
+        sender: tells them what to do.
+        error: why they are lost; None while all is well.
+    """
+
+    def __init__(self, workers: Sequence[Worker], calls: Sequence[Connection], setup: Sequence[Any]) -> None:
+        self._workers = workers
+        self._calls = calls
+        self.sender = Sender(calls)
+        self.error: WorkerDied | None = None
+        self._abort: Callable[[], None] = lambda: None
+        self._closing = False
+        self._lock = threading.Lock()
+        # A process of Python's that ends without close(): at its exit, or when the engine is collected.
+        self._end = weakref.finalize(self, _end, workers, calls)
+        for pipe, content in zip(calls, setup, strict=True):
+            pipe.send(content)
+        self._watch = threading.Thread(
+            target=_watch, args=(weakref.ref(self), workers), name="specdecode-ranks", daemon=True
+        )
+        self._watch.start()
+
+    @classmethod
+    def start(cls, setup: Sequence[Any]) -> Workers:
+        """Start a process for each rank from 1 on and give it its entry of ``setup``."""
+        workers: list[Worker] = []
+        calls: list[Connection] = []
+        for rank in range(1, len(setup) + 1):
+            receiving, sending = Pipe(duplex=False)
+            reports, reporting = Pipe(duplex=False)
+            code = _MAIN.format(path=sys.path, calls=receiving.fileno(), reports=reporting.fileno())
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=(receiving.fileno(), reporting.fileno()),
+                stdin=subprocess.DEVNULL,
+            )
+            receiving.close()
+            reporting.close()
+            workers.append(Worker(rank, process, reports))
+            calls.append(sending)
+        return cls(workers, calls, setup)
+
+    def on_loss(self, abort: Callable[[], None]) -> None:
+        """Have ``abort`` called, from another thread, when a worker has ended: it frees who waits for it."""
+        self._abort = abort
+
+    def check(self) -> None:
+        """Raise :class:`WorkerDied` if a worker has ended."""
+        if self.error is not None:
+            raise WorkerDied(str(self.error))
+
+    def lost(self, error: BaseException) -> BaseException:
+        """End all workers after ``error``: what to raise for it.
+
+        That is ``error`` itself, but :class:`WorkerDied` if a worker's end came first: then all that
+        ``error`` tells is that this process felt it.
+        """
+        if isinstance(error, Exception) and not isinstance(error, SpecdecodeError):
+            deadline = time.monotonic() + _NOTICE
+            while self.error is None and time.monotonic() < deadline:
+                time.sleep(0.02)  # the watch knows better, and a moment later
+        found = self.error
+        with self._lock:
+            if self.error is None:
+                self.error = WorkerDied(
+                    f"a step of the ranks raised {type(error).__name__} ({error}), so that they do not know of each "
+                    "other how far they came: make the engine anew"
+                )
+        self.close()
+        return error if found is None or isinstance(error, WorkerDied) else WorkerDied(str(found))
+
+    def fail(self, reason: str) -> None:
+        """A worker has ended: remember why, end the others and free who waits for them."""
+        with self._lock:
+            if self._closing or self.error is not None:
+                return
+            self.error = WorkerDied(f"{reason}: no request can go on, make the engine anew")
+        logger.error("%s", self.error)
+        for worker in self._workers:
+            worker.process.kill()
+        try:
+            self._abort()
+        except Exception:
+            logger.exception("aborting the collectives raised")
+
+    def close(self) -> None:
+        """End all workers, and wait until they have ended."""
+        with self._lock:
+            self._closing = True
+        if self.error is not None:
+            for worker in self._workers:
+                worker.process.kill()
+        else:
+            with contextlib.suppress(OSError):
+                self.sender.call("shutdown")
+        self._end()
+
+
+def _watch(owner: weakref.ref[Workers], workers: Sequence[Worker]) -> None:
+    """Wait for the first report; an end without a report shows as the end of the pipe."""
+    wait([worker.reports for worker in workers])
+    workers_left = owner()
+    if workers_left is None:
+        return
+    time.sleep(0.05)  # whoever reported is about to end
+    ready = wait([worker.reports for worker in workers], timeout=0)
+    first = next((worker for worker in workers if worker.reports in ready), workers[0])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        first.process.wait(1.0)
+    workers_left.fail(first.epitaph())
+
+
+def _end(workers: Sequence[Worker], calls: Sequence[Connection]) -> None:
+    """Close the pipes, whose end every worker takes for its own; kill who does not end."""
+    for pipe in calls:
+        with contextlib.suppress(OSError):
+            pipe.close()
+    deadline = time.monotonic() + _PATIENCE
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            logger.warning("the worker of rank %d did not end and is killed", worker.rank)
+            worker.process.kill()
+            worker.process.wait()
