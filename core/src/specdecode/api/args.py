@@ -37,7 +37,7 @@ class EngineFields:
     skip_tokenizer_init: bool = option("take and give token ids only", default=False)
     trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
     tensor_parallel_size: int = option(
-        "devices that each hold a share of the model: processes of this machine, of which this one is the first",
+        "devices that each hold a share of the model, each with a process on this machine",
         default=1,
         validator=within(1),
     )

@@ -67,10 +67,10 @@ class LoadedTarget:
     modules: Mapping[str, Any]
     load_weights: Callable[..., Any] = models.load_weights
     group: Group = SOLO
+    rank: int = attrs.field(init=False)
 
-    @property
-    def rank(self) -> int:
-        return self.group.rank
+    def __attrs_post_init__(self) -> None:
+        self.rank = self.group.rank
 
 
 @attrs.frozen(eq=False)

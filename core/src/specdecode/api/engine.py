@@ -411,7 +411,13 @@ class LLMEngine:
         """What all ranks must agree on before a step: requests that run, and a digest of their state."""
         running = self.core.scheduler.running
         state = [
-            (request.id, request.computed, len(request.token_ids), request.token_ids[-4:], *request.drafts.ids)
+            (
+                request.id,
+                request.computed,
+                len(request.token_ids),
+                request.token_ids[-4:],
+                *request.drafts.ids,
+            )
             for request in running
         ]
         waiting = [request.id for request in self.core.scheduler.waiting]

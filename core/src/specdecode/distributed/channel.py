@@ -68,5 +68,7 @@ class Receiver:
     def _next(self, wanted: Kind) -> Any:
         kind, content = pickle.loads(self._pipe.recv_bytes())
         if kind is not wanted:
-            raise WorkerDied(f"the ranks have parted: rank 0 sent a {kind.value} where a {wanted.value} was due")
+            raise WorkerDied(
+                f"the ranks have parted: rank 0 sent a {kind.value} where a {wanted.value} was due"
+            )
         return content

@@ -82,8 +82,8 @@ class Leading:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"a request's parameters go to {self.group.size - 1} other processes under "
-                f"tensor_parallel_size={self.group.size}, and cannot ({error}): use functions and classes that "
-                "a module holds, such as logits processors that are no lambdas"
+                f"tensor_parallel_size={self.group.size}, and cannot ({error}): use functions and classes "
+                "that a module holds, such as logits processors that are no lambdas"
             ) from error
 
     def announce_if_alive(self, method: str, *args: Any) -> None:

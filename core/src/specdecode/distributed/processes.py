@@ -27,7 +27,8 @@ _PATIENCE = 10.0
 _NOTICE = 3.0
 
 _MAIN = (
-    "import sys; sys.path[:] = {path!r}; from specdecode.distributed.worker import main; main({calls}, {reports})"
+    "import sys; sys.path[:] = {path!r}; "
+    "from specdecode.distributed.worker import main; main({calls}, {reports})"
 )
 
 
@@ -46,7 +47,13 @@ class Worker:
             while self.reports.poll():
                 told = self.reports.recv()
         code = self.process.poll()
-        how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        how = (
+            "ended"
+            if code is None
+            else f"was killed by signal {-code}"
+            if code < 0
+            else f"exited with {code}"
+        )
         return f"the worker of rank {self.rank} (process {self.process.pid}) {told or how}"
 
 
@@ -118,8 +125,8 @@ class Workers:
         with self._lock:
             if self.error is None:
                 self.error = WorkerDied(
-                    f"a step of the ranks raised {type(error).__name__} ({error}), so that they do not know of each "
-                    "other how far they came: make the engine anew"
+                    f"a step of the ranks raised {type(error).__name__} ({error}), so that they do not know "
+                    "of each other how far they came: make the engine anew"
                 )
         self.close()
         return error if found is None or isinstance(error, WorkerDied) else WorkerDied(str(found))

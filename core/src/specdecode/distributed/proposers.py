@@ -27,9 +27,9 @@ def check_ranks(needs: Needs, method: str, ranks: int) -> None:
     """Raise Unsupported for a method that rank 0 cannot run alone."""
     if ranks > 1 and needs.ranks is Ranks.LEADER and needs.modules:
         raise Unsupported(
-            f"{method} runs on rank 0 alone (Needs.ranks) and borrows {', '.join(sorted(needs.modules))} of the "
-            f"target, which tensor_parallel_size={ranks} shares out: a method that computes alike on all ranks "
-            "declares ranks=ALL"
+            f"{method} runs on rank 0 alone (Needs.ranks) and borrows {', '.join(sorted(needs.modules))} of "
+            f"the target, which tensor_parallel_size={ranks} shares out: a method that computes alike on all "
+            "ranks declares ranks=ALL"
         )
 
 

@@ -86,10 +86,12 @@ def check_devices(ranks: int, device: str) -> None:
             "number out, or choose among GPUs by CUDA_VISIBLE_DEVICES"
         )
     if kind.type not in ("cpu", "cuda"):
-        raise ConfigError(f"tensor_parallel_size={ranks} works on CPUs and CUDA devices, got device={device!r}")
+        raise ConfigError(
+            f"tensor_parallel_size={ranks} works on CPUs and CUDA devices, got device={device!r}"
+        )
     there = torch.cuda.device_count() if kind.type == "cuda" else ranks
     if there < ranks:
         raise ConfigError(
-            f"tensor_parallel_size={ranks} wants {ranks} GPUs, and there {'is' if there == 1 else 'are'} {there}: "
+            f"tensor_parallel_size={ranks} wants as many GPUs, and {there} can be seen here: "
             f"use at most {there}, or device='cpu'"
         )

@@ -24,7 +24,6 @@ from .request import NO_DRAFTS, Request, Status
 from .scheduler import Scheduler
 from .verification import RowOutcome, Verification
 
-
 #: A value that this process found -> the one that all ranks go by.
 Agree = Callable[[Any], Any]
 

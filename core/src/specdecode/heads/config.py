@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from ..contract import ConfigError, DraftModelFields, PlanContext, Unsupported, option
+from ..contract import ConfigError, DraftModelFields, PlanContext, option
 from .topology import Topology, parse_tree
 
 
@@ -28,7 +28,7 @@ def check_tree(_: Any, __: Any, value: Any) -> None:
 
 @attrs.frozen(kw_only=True, slots=False)
 class HeadFields(DraftModelFields):
-    """A checkpoint of heads that compute on the target's hidden states, in its dtype, on one device."""
+    """A checkpoint of heads that compute on the target's hidden states, in its dtype, whole on every rank."""
 
     quantization: str | None = option(
         "must be left out: a head computes in the target's dtype",
@@ -36,7 +36,7 @@ class HeadFields(DraftModelFields):
         validator=only(None, "the head's weights are not quantized"),
     )
     draft_tensor_parallel_size: int | None = option(
-        "must be 1: a head is computed on one device",
+        "must be 1: a head is computed whole, by every rank of the target",
         default=None,
         validator=only(1, "a head is too small to be worth sharding"),
     )
@@ -60,16 +60,9 @@ class TreeFields:
         return None if tree is None else Topology.from_paths(parse_tree(tree))
 
 
-def check_one_device(config: HeadFields, context: PlanContext) -> None:
-    """Refuse what no head does in this version.
-
-    Raises:
-        Unsupported: the target is sharded.
-        ConfigError: a ``dtype`` that is not the target's.
-    """
+def check_dtype(config: HeadFields, context: PlanContext) -> None:
+    """Refuse a ``dtype`` that is not the target's, with a ConfigError."""
     target = context.target
-    if target.tensor_parallel_size != 1:
-        raise Unsupported(f"works on one device, got tensor_parallel_size={target.tensor_parallel_size}")
     if config.dtype not in (None, target.dtype):
         raise ConfigError(
             f"speculative_config.dtype must be the target's {target.dtype!r} or left out, got "

@@ -41,7 +41,7 @@ class VocabEmbedding(torch.nn.Module):
 
     @property
     def rows(self) -> torch.Tensor:
-        """This rank's rows, ``[rows_per_rank, H]``, as :class:`~.VocabParallelLinear` has them: for tied tables."""
+        """This rank's rows, ``[rows_per_rank, H]``: those of a tied output layer."""
         if not self.whole:
             return self.weight.data
         rows = len(self.weight) // self._group.size

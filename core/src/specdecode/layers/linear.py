@@ -74,7 +74,7 @@ class Linear(torch.nn.Module):
         return tuple(self._parts)
 
     def share(self, kind: str, part: str | None = None) -> Share | None:
-        """What of a checkpoint's tensor is this rank's; None: all of it. Arguments as of :meth:`destination`."""
+        """What of a checkpoint's tensor is this rank's; None: all. Arguments as of :meth:`destination`."""
         return None
 
     def destination(self, kind: str, part: str | None = None) -> torch.Tensor:

@@ -7,7 +7,7 @@ requests or batches; which slots a token writes and sees is in its :class:`Atten
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from specdec_kernels import activation
@@ -99,7 +99,7 @@ class MLP(torch.nn.Module):
     ) -> None:
         super().__init__()
         size = config.intermediate_size
-        kind = {"bias": config.mlp_bias, "dtype": dtype, "device": device, "group": group}
+        kind: dict[str, Any] = {"bias": config.mlp_bias, "dtype": dtype, "device": device, "group": group}
         parts = {"gate": size, "up": size}
         self.gate_up_proj = MergedColumnParallelLinear(config.hidden_size, parts, **kind)
         self.down_proj = RowParallelLinear(size, config.hidden_size, **kind)

@@ -140,7 +140,7 @@ def fused_layer(
 
 
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
-    """The stream with a row-parallel product added: behind the sum over the ranks, where there are several."""
+    """The stream with a row-parallel product added, behind its sum over the ranks."""
     if linear.group.size == 1:
         return add_product(x, linear.weight, linear.bias, stream, gain)
     return add(linear.group.terms(product(x, linear.weight, linear.bias)), stream, gain)

@@ -47,7 +47,7 @@ def load_model(
     backend: RotatingBackend | None = None,
     quantization: str | None = None,
     exact: bool = False,
-    group: Group = SOLO,
+    group: Group | None = None,
     whole_embedding: bool = False,
 ) -> Decoder | TransformersDecoder:
     """Build the decoder of ``files`` and give it weights: the native one, or else transformers' model.
@@ -58,7 +58,7 @@ def load_model(
         backend: of the attention layers; None: the torch references.
         quantization: "int8" for int8 weights, made from the checkpoint's.
         exact: the bits of a row do not depend on the rows beside it (on a CPU).
-        group: ranks that each load a share of the native decoder.
+        group: ranks that each load a share of the native decoder; None: this process loads all of it.
         whole_embedding: see :class:`Decoder`.
 
     Raises:
@@ -73,6 +73,7 @@ def load_model(
             "use an unquantized checkpoint of it"
         )
     check_architecture(files, quantization=quantization, exact=exact)
+    group = group or SOLO
     if not is_native(files):
         check_one_rank(files, group.size)
         return load(

@@ -59,8 +59,8 @@ def check_one_rank(files: ModelFiles, ranks: int) -> None:
     """Raise Unsupported if a model that transformers' code runs is to be shared out among ranks."""
     if ranks > 1:
         raise Unsupported(
-            f"tensor_parallel_size={ranks} works with the native families ({', '.join(sorted(FAMILIES))}), got "
-            f"{files.architecture!r}, which transformers' code runs: set tensor_parallel_size=1"
+            f"tensor_parallel_size={ranks} works with the native families ({', '.join(sorted(FAMILIES))}), "
+            f"got {files.architecture!r}, which transformers' code runs: set tensor_parallel_size=1"
         )
 
 

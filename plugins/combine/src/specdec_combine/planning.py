@@ -15,6 +15,7 @@ from specdecode.contract import (
     PlanContext,
     Probs,
     Proposer,
+    Ranks,
     Shape,
     SpecdecodeError,
     Unsupported,
@@ -82,8 +83,14 @@ def extend_needs(config: ExtendConfig, context: PlanContext) -> Needs:
 
 def auto_needs(config: AutoConfig, context: PlanContext) -> Needs:
     children = _needs_of_all(candidates(config, context), context)
+    union, ranks = Needs.union(*children), context.target.tensor_parallel_size
+    if ranks > 1 and union.ranks is Ranks.ALL:
+        raise Unsupported(
+            f"it goes by the clock, which tensor_parallel_size={ranks} ranks have each their own of, and some "
+            "of its proposers run on all ranks: give it lookups alone, or use one method"
+        )
     return attrs.evolve(
-        Needs.union(*children),
+        union,
         # Which method drafts is settled before any of them draws.
         probs=Probs.FULL if any(child.probs is Probs.FULL for child in children) else Probs.NONE,
         graphs=False,  # it is the host that chooses

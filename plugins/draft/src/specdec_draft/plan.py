@@ -22,6 +22,7 @@ class Plan:
     vocabulary: Vocabulary
     dtype: str  #: torch's name of it
     context: int  #: longest text that it drafts for
+    ranks: int = 1  #: that share it out; 1: each rank of the target has all of it
 
 
 def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
@@ -34,12 +35,16 @@ def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
     if draft is None:
         raise Unsupported("a draft model needs a checkpoint: set model")
     ranks = config.draft_tensor_parallel_size or 1
-    if ranks != 1 or target.tensor_parallel_size != 1:
+    if ranks not in (1, target.tensor_parallel_size):
         raise Unsupported(
-            "a draft model runs on one device in this version: leave draft_tensor_parallel_size and "
-            f"tensor_parallel_size at 1, got {ranks} and {target.tensor_parallel_size}"
+            f"draft_tensor_parallel_size must be 1 or the target's {target.tensor_parallel_size}, got {ranks}"
         )
     shape = describe(draft)
+    if ranks > 1 and not shape.native:
+        raise Unsupported(
+            f"draft_tensor_parallel_size={ranks} works with drafts of the native families: leave it at 1, "
+            "where every rank computes the whole draft"
+        )
     dtype = config.dtype or ("bfloat16" if config.quantization else target.dtype)
     if config.quantization and (
         dtype != "bfloat16" or not target.device.startswith("cpu") or not shape.native
@@ -60,6 +65,7 @@ def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
         vocabulary=match_vocabularies(Path(target.path), draft.path, target.vocab_size, shape.vocab_size),
         dtype=dtype,
         context=min(config.max_model_len or shape.context, target.max_model_len),
+        ranks=ranks,
     )
 
 
@@ -83,7 +89,7 @@ def needs(config: DraftModelConfig, context: PlanContext) -> Needs:
         kv=(
             KVSpec(
                 layers=made.shape.layers,
-                heads=made.shape.heads,
+                heads=max(1, made.shape.heads // made.ranks),
                 k_dim=dim,
                 v_dim=made.shape.value_dim or dim,
                 dtype=None if made.dtype == context.target.dtype else made.dtype,

@@ -44,6 +44,7 @@ class DraftModelProposer(Proposer):
             device=target.device,
             max_model_len=plan.context,
             quantization=self._config.quantization,
+            group=target.group if plan.ranks > 1 else None,
         )
         self._translation = Translation(plan.vocabulary, target.device)
         if plan.vocabulary.shared < target.info.vocab_size:

@@ -17,7 +17,7 @@ from specdecode.contract import (
     Tap,
     Unsupported,
 )
-from specdecode.heads.config import check_one_device
+from specdecode.heads.config import check_dtype
 from specdecode.heads.sizing import MOST_NODES
 from specdecode.heads.topology import Topology
 
@@ -48,7 +48,7 @@ def plan(config: EagleConfig, context: PlanContext) -> Plan:
     if context.draft is None:
         raise ConfigError("speculative_config.model is missing: name the head's checkpoint")
     target = context.target
-    check_one_device(config, context)
+    check_dtype(config, context)
     head = read_head(config, context.draft, target)
     topology = config.topology
     fanout, levels = config.tree_top_k, config.tree_depth or DEFAULT_TREE_DEPTH

@@ -16,7 +16,7 @@ from specdecode.contract import (
     Tokens,
     Unsupported,
 )
-from specdecode.heads.config import check_one_device
+from specdecode.heads.config import check_dtype
 from specdecode.heads.topology import Topology, parse_tree
 
 from .choices import PUBLISHED, within
@@ -42,7 +42,7 @@ def plan(config: MedusaConfig, context: PlanContext) -> Plan:
         ConfigError, Unsupported: before any weight of the target is read.
     """
     target = context.target
-    check_one_device(config, context)
+    check_dtype(config, context)
     heads = read_heads(context.target_checkpoint if context.draft is None else context.draft, target)
     topology = _topology(config, heads)
     choices = target.vocab_size if heads.draft_ids is None else len(heads.draft_ids)

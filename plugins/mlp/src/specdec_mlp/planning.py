@@ -15,7 +15,7 @@ from specdecode.contract import (
     Tokens,
     Unsupported,
 )
-from specdecode.heads.config import check_one_device
+from specdecode.heads.config import check_dtype
 from specdecode.heads.topology import Topology
 
 from .config import MlpSpeculatorConfig
@@ -43,7 +43,7 @@ def plan(config: MlpSpeculatorConfig, context: PlanContext) -> Plan:
     if context.draft is None:
         raise ConfigError("speculative_config.model is missing: name the speculator's checkpoint")
     target = context.target
-    check_one_device(config, context)
+    check_dtype(config, context)
     speculator = read_speculator(context.draft, target)
     topology, fanout, steps = config.topology, config.tree_top_k, speculator.n_predict
     if topology is not None:

@@ -15,7 +15,7 @@ from specdecode.contract import (
     Ranks,
     Tap,
 )
-from specdecode.heads.config import check_one_device
+from specdecode.heads.config import check_dtype
 
 from .config import MtpConfig
 from .spec import MtpSpec, read_spec
@@ -39,7 +39,7 @@ def plan(config: MtpConfig, context: PlanContext) -> Plan:
     Raises:
         ConfigError, Unsupported: before any weight of the target is read.
     """
-    check_one_device(config, context)
+    check_dtype(config, context)
     target = context.target
     spec = read_spec(context)
     width = config.num_speculative_tokens or spec.proposed_tokens

@@ -1,0 +1,240 @@
+"""One model on several ranks gives what it gives on one: greedy and seeded, by each method, in float32."""
+
+from __future__ import annotations
+
+import pytest
+from specdec_eagle.testing import write_head
+from specdec_medusa.testing import write_heads
+from specdec_mlp.testing import write_speculator
+from specdec_mtp.testing import write_target
+from specdecode import SamplingParams
+from specdecode.contract import ConfigError, Unsupported
+from specdecode.testing.divergence import explain_divergence
+from specdecode.testing.invariants import check_core
+from specdecode.testing.lossless import Engine, requests
+from specdecode.testing.ranks import ranks_in_threads
+from specdecode.testing.tiny import tiny_checkpoint
+
+FOUR = {"num_speculative_tokens": 4}
+TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"
+
+
+@pytest.fixture(autouse=True)
+def ranks():
+    with ranks_in_threads() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def target(folder):
+    return tiny_checkpoint(folder / "target", output_scale=0.2, num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def one(target):
+    """The target on one rank."""
+    return Engine(target)
+
+
+@pytest.fixture(scope="module")
+def plain(one):
+    return one(*requests(5))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(folder, target):
+    return {
+        "draft": tiny_checkpoint(folder / "draft", output_scale=0.2, num_hidden_layers=1),
+        "eagle3": write_head(folder / "eagle3", "eagle3", target),
+        "eagle": write_head(folder / "eagle", "eagle", target),
+        "medusa": write_heads(folder / "medusa", "medusa-1", target, fit=False),
+        "mlp": write_speculator(folder / "mlp", target, fit=False),
+    }
+
+
+def same(one, outputs, expected, prompts, params):
+    """Equal, or parted where rounding may part: sums of ranks are made in another order than those of one."""
+    for got, want, prompt, wish in zip(outputs, expected, prompts, params, strict=True):
+        if got != want:
+            divergence = explain_divergence(one.llm, prompt, want, got, wish)
+            assert divergence is not None and divergence.kind == "tie", divergence
+    assert sum(got == want for got, want in zip(outputs, expected, strict=True)) >= len(outputs) - 1
+
+
+@pytest.mark.parametrize(("size", "order"), [(2, "plain"), (2, "late"), (4, "plain")])
+def test_without_speculation(target, one, plain, size, order):
+    """4 ranks on 2 KV heads: each head is held twice."""
+    engine, (prompts, params) = Engine(target, order=order, tensor_parallel_size=size), requests(5)
+    same(one, engine(prompts, params), plain, prompts, params)
+    same(one, engine(prompts, params), plain, prompts, params)  # by the prefix cache
+    check_core(engine.llm.llm_engine.core)
+    engine.llm.shutdown()
+
+
+METHODS = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, **FOUR},
+    "suffix": {"method": "suffix", **FOUR},
+    "draft": {"method": "draft_model", **FOUR},
+    "draft-shared": {"method": "draft_model", "draft_tensor_parallel_size": 2, **FOUR},
+    "draft-standard": {"method": "draft_model", "rejection_sample_method": "standard", **FOUR},
+    "eagle": {"method": "eagle", "speculative_token_tree": TREE},
+    "eagle3": {"method": "eagle3", "aux_layer_ids": [1, 2, 3], **FOUR},
+    "eagle3-tree": {
+        "method": "eagle3",
+        "aux_layer_ids": [1, 2, 3],
+        "num_speculative_tokens": 8,
+        "tree_top_k": 3,
+        "tree_depth": 4,
+    },
+    "medusa": {"method": "medusa"},
+    "mlp": {"method": "mlp_speculator"},
+    "adaptive": {"method": "eagle3", "aux_layer_ids": [1, 2, 3], "adaptive": True, **FOUR},
+}
+
+
+def config(checkpoints, name):
+    found = checkpoints.get(name.split("-")[0].replace("adaptive", "eagle3"))
+    model = {} if found is None else {"model": str(found), "draft_tensor_parallel_size": 1}
+    return model | METHODS[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method(target, one, plain, checkpoints, name, ranks):
+    order = "late" if name in ("eagle3", "draft-shared", "adaptive") else "plain"
+    engine, (prompts, params) = (
+        Engine(target, config(checkpoints, name), order, tensor_parallel_size=2),
+        requests(5),
+    )
+    outputs = engine(prompts, params)
+    if name == "draft-standard":  # where drafts are weighed, they decide among draws of the same law
+        outputs = outputs[::3]
+        one = Engine(target, config(checkpoints, name))
+        prompts, params, plain = prompts[::3], params[::3], one(prompts, params)[::3]
+    same(one, outputs, plain, prompts, params)
+    assert engine.metric("vllm:spec_decode_num_draft_tokens") > 0
+    (threads,) = ranks
+    follower = threads.caught_up(1)
+    assert follower.trace() == engine.llm.llm_engine.trace()
+    check_core(engine.llm.llm_engine.core)
+    check_core(follower.core)
+    engine.llm.shutdown()
+
+
+def test_layers_of_the_target_itself(folder):
+    path = write_target(folder / "mtp", "mimo", modules=1)
+    prompts, params = requests(4)
+    one = Engine(path)
+    engine = Engine(path, {"method": "mtp", "num_speculative_tokens": 2}, tensor_parallel_size=2)
+    same(one, engine(prompts, params), one(prompts, params), prompts, params)
+    engine.llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen2", {"vocab_size": 301}),  # biases, and a vocabulary that does not divide
+        ("qwen3", {"num_key_value_heads": 1}),
+        ("smollm", {"vocab_size": 301}),  # tied
+        ("llama", {"mlp_bias": True, "attention_bias": True}),
+    ],
+)
+@pytest.mark.parametrize("fused", ["0", "1"])
+def test_families_by_layers_and_by_fused_products(folder, monkeypatch, family, changes, fused):
+    monkeypatch.setenv("SPECDECODE_FUSED", fused)
+    path = tiny_checkpoint(folder / f"{family}-{fused}", family, **changes)
+    prompts, params = requests(4)
+    one = Engine(path)
+    expected = one(prompts, params)
+    engine = Engine(path, tensor_parallel_size=2)
+    same(one, engine(prompts, params), expected, prompts, params)
+    engine.llm.shutdown()
+
+
+def test_fused_with_a_head_that_reads_the_embedding(folder, target, checkpoints, one, plain, monkeypatch):
+    monkeypatch.setenv("SPECDECODE_FUSED", "1")
+    engine, (prompts, params) = (
+        Engine(target, config(checkpoints, "eagle3"), "late", tensor_parallel_size=2),
+        requests(5),
+    )
+    same(one, engine(prompts, params), plain, prompts, params)
+    engine.llm.shutdown()
+
+
+def test_chunked_prompts_and_preemption(target, one, checkpoints, ranks):
+    prompts, params = requests(5)
+    small = {"num_gpu_blocks_override": 26, "max_num_batched_tokens": 24}
+    expected = one(prompts, params)
+    engine = Engine(target, config(checkpoints, "eagle3"), tensor_parallel_size=2, **small)
+    same(one, engine(prompts, params), expected, prompts, params)
+    assert engine.metric("vllm:num_preemptions") > 0
+    assert ranks[0].caught_up(1).core.scheduler.num_preemptions == engine.metric("vllm:num_preemptions")
+    engine.llm.shutdown()
+
+
+def test_aborted_requests_are_so_on_every_rank(target, ranks):
+    engine = Engine(target, tensor_parallel_size=2).llm.llm_engine
+    for name in "ab":
+        engine.add_request(
+            name, {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=20, ignore_eos=True)
+        )
+    for _ in range(3):
+        engine.step()
+    engine.abort_request("a")
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.reset_prefix_cache()
+    follower = ranks[0].caught_up(1)
+    assert follower.trace() == engine.trace()
+    check_core(follower.core)
+    engine.shutdown()
+
+
+def test_each_rank_holds_its_share(target, ranks, monkeypatch):
+    monkeypatch.setenv(
+        "SPECDECODE_FUSED", "1"
+    )  # weights as they are stored, without the padding of packed ones
+    one, two = Engine(target), Engine(target, tensor_parallel_size=2)
+    whole = one.llm.memory_plan()
+    shares = [two.llm.memory_plan(), ranks[0].engines[1].memory]
+
+    norms = (2 * 4 + 1) * 64 * 4
+    assert sum(plan.weight_bytes - norms for plan in shares) == whole.weight_bytes - norms
+    assert all(2 * plan.block_bytes == whole.block_bytes for plan in shares)
+    two.llm.shutdown()
+
+
+def test_dummy_weights_are_those_of_one_rank(target):
+    prompts, params = requests(4)
+    one = Engine(target, load_format="dummy")
+    two = Engine(target, load_format="dummy", tensor_parallel_size=2)
+    same(one, two(prompts, params), one(prompts, params), prompts, params)
+    two.llm.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "message"),
+    [
+        ({}, 3, "does not divide the model's num_attention_heads 4"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}, 3, "num_key_value_heads 2"),
+        ({"intermediate_size": 129}, 2, "does not divide the model's intermediate_size 129"),
+    ],
+)
+def test_models_that_cannot_be_shared_out(folder, changes, size, message):
+    path = tiny_checkpoint(folder / f"odd-{size}-{len(changes)}-{message[-3:]}", **changes)
+    with pytest.raises(ConfigError, match=message):
+        Engine(path, tensor_parallel_size=size)
+
+
+def test_what_is_refused_at_the_door(target, checkpoints):
+    with pytest.raises(ConfigError, match="first 2 devices"):
+        Engine(target, tensor_parallel_size=2, device="cpu:0")
+    with pytest.raises(ConfigError, match="distributed_executor_backend"):
+        Engine(target, tensor_parallel_size=2, distributed_executor_backend="ray")
+    shared = {"method": "draft_model", "model": str(checkpoints["draft"]), **FOUR}
+    with pytest.raises(Unsupported, match="must be 1 or the target's 4, got 2"):
+        Engine(target, shared | {"draft_tensor_parallel_size": 2}, tensor_parallel_size=4)
