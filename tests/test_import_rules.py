@@ -109,6 +109,7 @@ def test_rooms_that_import_few(room, allowed):
         ("models", ["engine", "api", "runner"]),
         ("engine", ["plugins"]),
         ("kv", ["engine", "runner", "api"]),
+        ("distributed", ["engine", "runner", "models", "layers", "kv"]),
         ("verify", ["engine", "runner"]),
     ],
 )

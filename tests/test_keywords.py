@@ -64,7 +64,8 @@ WORKS = {
     "tokenizer_mode": ("fast", lambda llm, path: llm.get_tokenizer().is_fast),
     "skip_tokenizer_init": (True, lambda llm, path: llm.get_tokenizer() is None),
     "trust_remote_code": (True, None),
-    "tensor_parallel_size": (1, None),
+    "tensor_parallel_size": (1, None),  # more: tests/parallel
+    "distributed_executor_backend": ("mp", None),
     "dtype": ("float", lambda llm, path: llm.llm_engine.target.dtype == "float32"),
     "quantization": (None, None),  # int8 wants bfloat16: tests/test_exact_rows.py
     "exact": (True, None),

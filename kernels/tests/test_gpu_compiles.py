@@ -80,6 +80,7 @@ def compile_layer(shape, dtype, tokens):
     cache = meta(9, 16, kv_heads, dim, dtype=dtype)
     head_gain = meta(dim, dtype=dtype) if head_norm else None
     stream = gpu.embed(integers, meta(vocabulary, hidden, dtype=dtype), gain)
+    stream = gpu.add(meta(2, tokens, hidden, dtype=dtype), stream, gain)
     query = gpu.project_qkv(
         stream,
         meta((heads + 2 * kv_heads) * dim, hidden, dtype=dtype),
@@ -169,7 +170,14 @@ def test_kernels_in_use_compile():
     kernels = compiled(QUICK)
     names = {kernel["name"].lstrip("_") for kernel in kernels}
     assert names == {
-        *("add_kernel", "add_norm_kernel", "embed_kernel", "gate_kernel", "gate_up_kernel"),
+        *(
+            "add_kernel",
+            "add_norm_kernel",
+            "add_terms_kernel",
+            "embed_kernel",
+            "gate_kernel",
+            "gate_up_kernel",
+        ),
         *("norm_kernel", "normalize_kernel", "product_kernel", "qkv_kernel"),
         *("gather_kernel", "join_kernel"),
     }

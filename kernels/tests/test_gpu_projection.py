@@ -185,6 +185,28 @@ def test_embedding(width, dtype):
     assert torch.equal(got.residual, table[ids])
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("width", [100, 2048])
+def test_terms_are_added_up(count, width, dtype):
+    terms, gain = randn(count, 5, width, dtype=dtype), randn(width, seed=1, dtype=dtype)
+    for stream in (None, a_stream(5, width, dtype)):
+        same(gpu.add(terms, stream, gain), reference.add(terms, stream, gain), dtype)
+
+
+def test_a_term_is_added_as_its_product_is(dtype):
+    x, (weight, _), stream = (
+        randn(5, 64, dtype=dtype),
+        weights(96, 64, dtype, bias=False),
+        a_stream(5, 96, dtype),
+    )
+    gain = randn(96, seed=1, dtype=dtype)
+    same(
+        gpu.add(gpu.product(x, weight, None)[None], stream, gain),
+        gpu.add_product(x, weight, None, stream, gain),
+        dtype,
+    )
+
+
 def test_some_tokens_are_normalised(dtype):
     stream = a_stream(17, SMALL.hidden, dtype)
     gain = 1 + 0.3 * randn(SMALL.hidden, seed=9, dtype=dtype)

@@ -200,7 +200,7 @@ def test_each_rank_holds_its_share(target, ranks, monkeypatch):
     )  # weights as they are stored, without the padding of packed ones
     one, two = Engine(target), Engine(target, tensor_parallel_size=2)
     whole = one.llm.memory_plan()
-    shares = [two.llm.memory_plan(), ranks[0].engines[1].memory]
+    shares = [two.llm.memory_plan(), ranks[0].caught_up(1).memory]
 
     norms = (2 * 4 + 1) * 64 * 4
     assert sum(plan.weight_bytes - norms for plan in shares) == whole.weight_bytes - norms

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from specdecode.contract import ConfigError
+from specdecode.distributed import Share
 from specdecode.models.transfer import read_weights, transfer
 from specdecode.models.weights import stored_tensors
 
@@ -59,6 +60,20 @@ def test_pieces_of_all_tensors_arrive(stored, device, threads):
         assert torch.equal(same[name].cpu(), tensor)
         assert torch.equal(whole[name][1].cpu(), tensor.float())
         assert (whole[name][0] == 7).all() and (whole[name][2] == 7).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", [Share(0, 5, 12, 37), Share(1, 3, 9, 19), Share(1, 18, 1, 19)])
+def test_a_share_alone_is_read(stored, device, share):
+    path, tensors = stored
+    (entry,) = (entry for entry in stored_tensors(path) if entry.name == "matrix")
+    part, want, told = entry.part(share), tensors["matrix"][share.index], []
+    assert (part.shape, part.num_bytes) == (want.shape, want.nbytes)
+    by_pieces, at_once = (torch.empty(want.shape, device=device) for _ in range(2))
+    transfer([(part, by_pieces)], told.append, threads=2, piece_bytes=80)
+    read_weights([(part, at_once)])
+    assert sum(told) == want.nbytes
+    assert torch.equal(by_pieces.cpu(), want) and torch.equal(at_once.cpu(), want)
 
 
 def test_a_file_that_shrank_stops_all_threads(stored):

@@ -91,13 +91,11 @@ def describe_target(
 ) -> TargetInfo:
     """What draft methods are told of the target before its weights are loaded.
 
-<<<<<<< HEAD
     Args:
         tokenizer: what cuts its requests; None: its own.
-=======
+
     Raises:
         ConfigError, Unsupported: it cannot be shared out among so many ranks.
->>>>>>> 670c97d (wip tp)
     """
     config = (
         decoder_config(files.hf_config, files.architecture)

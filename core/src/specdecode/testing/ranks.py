@@ -7,6 +7,7 @@ that are pickled, an engine, a scheduler and a proposer for each rank.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -75,6 +76,12 @@ class Threads:
 
     def caught_up(self, rank: int) -> LLMEngine:
         """A rank's engine, once it has done all that it was told."""
+        deadline = time.monotonic() + PATIENCE
+        while rank not in self.engines:
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"rank {rank} has no engine")
+            time.sleep(0.01)
         done = threading.Event()
         self.engines[rank].acknowledge = done.set  # type: ignore[attr-defined]
         Sender([self._pipes[rank - 1][1]]).call("acknowledge")

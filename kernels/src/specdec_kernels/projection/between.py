@@ -43,7 +43,7 @@ def add_terms_kernel(
     H: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """1,024 columns of a token: ``BEFORE`` with ``COUNT`` terms added, that by ``GAIN``, and sums of squares."""
+    """1,024 columns of a token: ``BEFORE`` with ``COUNT`` terms added, that by ``GAIN``, sums of squares."""
     m = tl.program_id(0)
     part = tl.program_id(1) * 16 + tl.arange(0, 16)
     column = part[None, :] * 64 + tl.arange(0, 64)[:, None]

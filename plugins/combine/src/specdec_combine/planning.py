@@ -86,8 +86,8 @@ def auto_needs(config: AutoConfig, context: PlanContext) -> Needs:
     union, ranks = Needs.union(*children), context.target.tensor_parallel_size
     if ranks > 1 and union.ranks is Ranks.ALL:
         raise Unsupported(
-            f"it goes by the clock, which tensor_parallel_size={ranks} ranks have each their own of, and some "
-            "of its proposers run on all ranks: give it lookups alone, or use one method"
+            f"it goes by a clock, and tensor_parallel_size={ranks} ranks have each their own; some of "
+            "its proposers run on all ranks: give it lookups alone, or use one method"
         )
     return attrs.evolve(
         union,
