@@ -164,9 +164,10 @@ RUNS = [
 @pytest.mark.parametrize(
     "weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"dtype": "float32", "exact": True}], ids=str
 )
-def test_output_is_identical_in_every_dtype(tmp_path, weights):
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_output_is_identical_in_every_dtype(tmp_path, family, weights):
     """Logprobs to the last bit, so that a difference too small to change a token is seen too."""
-    path = tiny_checkpoint(tmp_path, output_scale=0.3, hidden_size=128, intermediate_size=384)
+    path = tiny_checkpoint(tmp_path, family, output_scale=0.3, hidden_size=128, intermediate_size=384)
     rng = np.random.default_rng(0)
     prompts = [
         {"prompt_token_ids": np.resize(rng.integers(3, 259, period), length).tolist()}

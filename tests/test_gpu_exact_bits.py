@@ -30,7 +30,7 @@ RUNS = [
 @on_gpu
 @pytest.mark.usefixtures("captured_steps")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "mixtral"])
 def test_output_is_identical(tmp_path, family, dtype):
     """Logprobs to the last bit, so that a difference too small to change a token is seen too."""
     path = tiny_checkpoint(tmp_path, family, output_scale=0.3, hidden_size=128, intermediate_size=384)

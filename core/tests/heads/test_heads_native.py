@@ -14,7 +14,7 @@ def config_of(architecture, **said):
     """As transformers reads a config that says its sizes alone, and ``said``."""
     from transformers import AutoConfig
 
-    model_type = {"MiMoForCausalLM": "qwen2"}.get(
+    model_type = {"MiMoForCausalLM": "qwen2", "Qwen3MoeForCausalLM": "qwen3_moe"}.get(
         architecture, architecture.removesuffix("ForCausalLM").lower()
     )
     sizes = {"vocab_size": 32, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 32}

@@ -20,6 +20,13 @@ VARIANTS = {
     "llama-theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     "llama-legacy-theta": ("llama", {"rope_theta": 100.0}),
     "mistral-window": ("mistral", {"sliding_window": 8}),
+    "mixtral-window": ("mixtral", {"sliding_window": 8, "num_local_experts": 5, "num_experts_per_tok": 3}),
+    "qwen3-moe-shares": ("qwen3-moe", {"norm_topk_prob": False, "attention_bias": True}),
+    "qwen3-moe-some-dense": (
+        "qwen3-moe",
+        {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
+    ),
+    "qwen3-moe-window": ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 8}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
@@ -111,7 +118,7 @@ def test_logits_equal_transformers(variant, checkpoints, native, reference, prom
     assert_logits(torch.cat(parts), want)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3", "qwen3-moe", "mixtral"])
 def test_a_batch_of_rows_at_different_lengths(variant, checkpoints, native, reference, prompt):
     path = checkpoints(variant)
     texts = {

@@ -119,7 +119,7 @@ def test_where_it_is_the_default(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe", "mixtral"])
 def test_rows_on_a_gpu_are_invariant(family, dtype, tmp_path, paged, prompt, monkeypatch):
     """To the bit: a text in one step, in pieces that cross the kernels' tiles, and beside others."""
     monkeypatch.delenv(SWITCH, raising=False)

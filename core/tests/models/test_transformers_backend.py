@@ -70,7 +70,7 @@ MODELS = {
     "phi3-window": ("phi3", SHAPE | {"sliding_window": 8}),
     "cohere": ("cohere", SHAPE | {"logit_scale": 0.5}),
     "gpt_neox": ("gpt_neox", {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
-    "mixtral": ("mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", SHAPE | {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm4_moe": ("glm4_moe", SHAPE | EXPERTS | {"head_dim": 32, "use_qk_norm": True}),
     "deepseek_v3": ("deepseek_v3", SHAPE | EXPERTS | LATENT),
 }

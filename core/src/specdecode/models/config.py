@@ -13,6 +13,24 @@ ACTIVATIONS = {"silu": "silu_and_mul", "swish": "silu_and_mul", "gelu_pytorch_ta
 
 
 @attrs.frozen(kw_only=True)
+class ExpertsConfig:
+    """Mixtures of experts: gated MLPs of which a router gives each token a few."""
+
+    num_experts: int
+    count: int  #: experts of a token
+    intermediate_size: int  #: of an expert
+    normalize: bool  #: weights of a token's experts add up to 1
+    layers: tuple[bool, ...]  #: whether each layer has one; the others have an MLP
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.count <= self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok of the model's config must be between 1 and its {self.num_experts} "
+                f"experts, got {self.count}"
+            )
+
+
+@attrs.frozen(kw_only=True)
 class DecoderConfig:
     """Shape and options of a pre-norm decoder with rotary attention and gated MLPs."""
 
@@ -32,7 +50,12 @@ class DecoderConfig:
     out_bias: bool = False  #: of the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False  #: RMS norm of each query and key head before the rotation
+    experts: ExpertsConfig | None = None
     tie_word_embeddings: bool = False
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """The mixture of a layer; None: it has an MLP."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
     @property
     def value_dim(self) -> int:
@@ -41,6 +64,11 @@ class DecoderConfig:
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError if the model cannot be shared out among ``ranks``."""
+        if self.experts is not None and ranks > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={ranks} does not work with a mixture of experts in this version: "
+                "leave it out, or use a dense model"
+            )
         head_shares(self.num_heads, self.num_kv_heads, 0, ranks)
         share_of(self.intermediate_size, 0, ranks, what="intermediate_size")
 

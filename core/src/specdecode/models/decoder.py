@@ -31,6 +31,7 @@ from specdecode.layers import (
 )
 
 from .config import ACTIVATIONS, DecoderConfig
+from .experts import SparseMLP
 from .fused import can_fuse, fused_forward
 
 
@@ -111,7 +112,7 @@ class MLP(torch.nn.Module):
 
 
 class DecoderLayer(torch.nn.Module):
-    """One block: attention and MLP, each behind a norm and added to the residual stream."""
+    """One block: attention and MLP (or experts), each behind a norm and added to the residual stream."""
 
     #: Checkpoint module -> (fused module, its part).
     FUSED: ClassVar[dict[str, tuple[str, str]]] = {
@@ -140,7 +141,12 @@ class DecoderLayer(torch.nn.Module):
         self.post_attention_layernorm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
         )
-        self.mlp = MLP(config, dtype=dtype, device=device, group=group)
+        mixture = config.experts_of(layer)
+        self.mlp: MLP | SparseMLP = (
+            MLP(config, dtype=dtype, device=device, group=group)
+            if mixture is None
+            else SparseMLP(config, mixture, dtype=dtype, device=device)
+        )
 
     def forward(
         self,

@@ -8,7 +8,7 @@ from specdecode.contract import ConfigError
 from specdecode.layers.rotary import RopeConfig
 
 from ..heads.native import FAMILIES, Family
-from .config import DecoderConfig
+from .config import DecoderConfig, ExpertsConfig
 
 
 def decoder_config(config: Any, architecture: str) -> DecoderConfig:
@@ -42,6 +42,7 @@ def decoder_config(config: Any, architecture: str) -> DecoderConfig:
         out_bias=config.attention_bias if family.out_bias is None else family.out_bias,
         mlp_bias=config.mlp_bias if family.mlp_bias is None else family.mlp_bias,
         qk_norm=family.qk_norm,
+        experts=_experts(config, family),
         tie_word_embeddings=config.tie_word_embeddings,
     )
 
@@ -59,3 +60,20 @@ def _rotary_layers(config: Any, family: Family) -> tuple[bool, ...]:
     if family.some_unrotated:
         return tuple(bool(rotates) for rotates in config.no_rope_layers[:layers])
     return (True,) * layers
+
+
+def _experts(config: Any, family: Family) -> ExpertsConfig | None:
+    mixture = family.mixture
+    if mixture is None or not config.num_experts:
+        return None
+    layers = [True] * config.num_hidden_layers
+    if mixture.some_dense:
+        step, dense = config.decoder_sparse_step, config.mlp_only_layers or ()
+        layers = [layer not in dense and (layer + 1) % step == 0 for layer in range(len(layers))]
+    return ExpertsConfig(
+        num_experts=config.num_experts,
+        count=config.num_experts_per_tok,
+        intermediate_size=getattr(config, mixture.size),
+        normalize=config.norm_topk_prob if mixture.normalized is None else mixture.normalized,
+        layers=tuple(layers),
+    )

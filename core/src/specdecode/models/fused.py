@@ -31,6 +31,7 @@ from specdec_kernels.projection import (
 from specdecode.layers import KVCache, RotaryEmbedding, RotatingBackend, RowParallelLinear, TorchBackend
 
 from .config import ACTIVATIONS, DecoderConfig
+from .experts import SparseMLP
 
 if TYPE_CHECKING:
     from .decoder import Decoder, DecoderLayer
@@ -129,6 +130,8 @@ def fused_layer(
     stream = _add_product(
         attended.flatten(1), attention.o_proj, stream, layer.post_attention_layernorm.weight
     )
+    if isinstance(mlp, SparseMLP):
+        return mlp.add_to(stream, next_gain, config.rms_norm_eps)
     gated = project_gate_up(
         stream,
         mlp.gate_up_proj.weight,

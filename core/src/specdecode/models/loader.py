@@ -11,9 +11,11 @@ import torch
 from specdecode.contract import ConfigError
 from specdecode.distributed import SOLO, Group, Share
 from specdecode.layers import RMSNorm, RotatingBackend, VocabEmbedding
+from specdecode.layers.experts import ExpertsLinear
 from specdecode.layers.linear import Linear
 
 from .decoder import Decoder, DecoderLayer
+from .experts import Router, check_experts, expert_tensors, plain_name, published_name
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
@@ -87,6 +89,7 @@ def load_model(
     config = decoder_config(files.hf_config, files.architecture)
     check_quantization(quantization, dtype, device)
     config.check_ranks(group.size)
+    check_experts(config, dtype, device)
     decoder = Decoder(
         config,
         dtype=dtype,
@@ -146,16 +149,18 @@ def _draw_share(layer: Linear | VocabEmbedding, kind: str, generator: torch.Gene
 
 
 def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
-    expected = dict(_expected(decoder))
-    missing = dict.fromkeys(expected)
+    expected, stacked = dict(_expected(decoder)), dict(_stacked(decoder))
+    missing, published = dict.fromkeys(expected), False
     unused: list[str] = []
     copies: list[Copy] = []
     for stored in stored_tensors(files.path):
-        key = stored.name.removeprefix("model.")
-        if key not in expected:
+        key = plain_name(stored.name.removeprefix("model."))
+        filled = stacked[key][1] if key in stacked else [key]
+        found = stacked[key][0] if key in stacked else expected.get(key)
+        if found is None:
             unused.append(stored.name)
             continue
-        destination, share = expected[key]
+        destination, share = found
         shape = _whole_shape(destination, share)
         if stored.shape != shape:
             raise ConfigError(
@@ -167,11 +172,14 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
             copies.append((stored, destination))
         elif share.size:
             copies.append((stored.part(share), destination))
-        missing.pop(key, None)
+        for name in filled:
+            missing.pop(name, None)
+        published |= plain_name(stored.name) != stored.name
     if missing:
+        names = [published_name(name) for name in missing] if published else missing
         raise ConfigError(
             f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "
-            f"({_few(missing)}); fetch it again, or see whether config.json is its own"
+            f"({_few(names)}); fetch it again, or see whether config.json is its own"
         )
     read_weights(copies)
     if unused := [name for name in unused if not _harmless(name, decoder)]:
@@ -190,16 +198,27 @@ def _whole_shape(destination: torch.Tensor, share: Share | None) -> tuple[int, .
 def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share | None]]]:
     """Every tensor a checkpoint must hold, named without the prefix ``model.``: where what of it belongs."""
     for path, module in decoder.named_modules():
-        if not isinstance(module, (Linear, RMSNorm, VocabEmbedding)):
+        if isinstance(module, ExpertsLinear):
+            yield from ((name, (place, None)) for name, place in expert_tensors(path, module))
+        if not isinstance(module, (Linear, RMSNorm, Router, VocabEmbedding)):
             continue
         if path == "lm_head" and decoder.config.tie_word_embeddings:
             continue
         for source, part in _sources(path):
             for kind, parameter in module.named_parameters(recurse=False):
-                if isinstance(module, RMSNorm):
+                if isinstance(module, RMSNorm | Router):
                     yield f"{source}.{kind}", (parameter.data, None)
                 else:
                     yield f"{source}.{kind}", (module.destination(kind, part), module.share(kind, part))
+
+
+def _stacked(decoder: Decoder) -> Iterator[tuple[str, tuple[tuple[torch.Tensor, None], list[str]]]]:
+    """Tensors that hold all experts of a layer, as of :func:`_expected`, and those each is in the place of."""
+    for path, module in decoder.named_modules():
+        if isinstance(module, ExpertsLinear):
+            block, _, name = path.rpartition(".")
+            names = [own for own, _ in expert_tensors(path, module)]
+            yield f"{block}.experts.{name}", ((module.destination(), None), names)
 
 
 def _sources(path: str) -> list[tuple[str, str | None]]:

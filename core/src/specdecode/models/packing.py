@@ -8,10 +8,12 @@ from specdec_kernels.gpu.launching import DTYPES as GPU_DTYPES
 from specdec_kernels.native import DTYPES, library
 
 from specdecode.contract import ConfigError, TargetInfo
+from specdecode.layers.experts import ExpertsLinear
 from specdecode.layers.linear import Linear
 from specdecode.layers.packed import Int8Weight, dense_form
 
 from .decoder import Decoder
+from .experts import Router
 from .fused import SWITCH, can_fuse
 from .transformers_backend import TransformersDecoder
 
@@ -81,15 +83,18 @@ def pack_weights(decoder: Decoder, *, quantization: str | None, exact: bool) -> 
     form = Int8Weight if quantization == "int8" else dense_form(decoder.dtype, exact=exact)
     if form is None:
         return
+    scores = dense_form(torch.float32, exact=exact)
     for module in decoder.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | ExpertsLinear):
             module.pack(form)
+        elif isinstance(module, Router) and scores is not None:
+            module.pack(scores)
 
 
 def weight_bytes(decoder: Decoder | TransformersDecoder) -> int:
     """Bytes of all weights in memory; a table that embedding and output layer share counts once."""
-    linear = [module for module in decoder.modules() if isinstance(module, Linear)]
+    linear = [module for module in decoder.modules() if isinstance(module, Linear | ExpertsLinear)]
     counted = {id(module.weight) for module in linear}
     rest = sum(p.nbytes for p in decoder.parameters() if id(p) not in counted and p.numel())
-    biases = sum(module.bias.nbytes for module in linear if module.bias is not None)
+    biases = sum(m.bias.nbytes for m in linear if isinstance(m, Linear) and m.bias is not None)
     return rest - biases + sum(module.num_bytes for module in linear)

@@ -22,8 +22,20 @@ from ..models import load_weights
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaForCausalLM", {}),
     "mistral": ("mistral", "MistralForCausalLM", {"sliding_window": None}),
+    "mixtral": ("mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2": ("qwen2", "Qwen2ForCausalLM", {}),
     "qwen3": ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),  # heads * head_dim is not the hidden size
+    "qwen3-moe": (
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "smollm": ("llama", "LlamaForCausalLM", {"tie_word_embeddings": True}),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2, "tie_word_embeddings": False}),
 }
@@ -136,7 +148,9 @@ def table_logits(path: str | Path) -> torch.Tensor:
     """``[vocab, vocab]`` float32: row ``i`` holds the logits behind token ``i`` of a table checkpoint."""
     path = Path(path)
     config, tensors = json.loads((path / "config.json").read_text("utf-8")), dict(load_weights(path))
-    outputs = [w for name, w in tensors.items() if name.endswith(("o_proj.weight", "down_proj.weight"))]
+    outputs = [
+        w for name, w in tensors.items() if name.endswith(("o_proj.weight", "down_proj.weight", ".w2.weight"))
+    ]
     if any(bool(weight.any()) for weight in outputs):
         raise ValueError(f"{path} is no table checkpoint: its layers add to the residual stream")
     embed = tensors["model.embed_tokens.weight"].float()
@@ -190,13 +204,12 @@ def _tensors(
     config: Any, lm_head_scale: float, output_scale: float, random: RandomWeights
 ) -> Iterator[tuple[str, torch.Tensor]]:
     normal, norm = random.normal, random.norm
-    hidden, mlp = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     head_dim = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
     queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
     architecture = config.architectures[0]
     attention_bias = getattr(config, "attention_bias", False)
     qkv_bias = attention_bias or architecture == "Qwen2ForCausalLM"
-    mlp_bias = getattr(config, "mlp_bias", False)
     tied = config.tie_word_embeddings
 
     yield (
@@ -209,14 +222,12 @@ def _tensors(
             ("self_attn.k_proj", keys, hidden, qkv_bias, 1.0),
             ("self_attn.v_proj", keys, hidden, qkv_bias, 1.0),
             ("self_attn.o_proj", hidden, queries, attention_bias, output_scale),
-            ("mlp.gate_proj", mlp, hidden, mlp_bias, 1.0),
-            ("mlp.up_proj", mlp, hidden, mlp_bias, 1.0),
-            ("mlp.down_proj", hidden, mlp, mlp_bias, output_scale),
+            *_mlp_modules(config, layer, output_scale),
         ):
             yield f"model.layers.{layer}.{module}.weight", normal(outputs, inputs) * scale
             if bias:
                 yield f"model.layers.{layer}.{module}.bias", normal(outputs) * scale
-        if architecture == "Qwen3ForCausalLM":
+        if architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
             yield f"model.layers.{layer}.self_attn.q_norm.weight", norm(head_dim)
             yield f"model.layers.{layer}.self_attn.k_norm.weight", norm(head_dim)
         yield f"model.layers.{layer}.input_layernorm.weight", norm(hidden)
@@ -228,6 +239,27 @@ def _tensors(
     yield "model.norm.weight", final
     if not tied:
         yield "lm_head.weight", normal(config.vocab_size, hidden, std=STD * lm_head_scale)
+
+
+def _mlp_modules(config: Any, layer: int, output_scale: float) -> Iterator[tuple[str, int, int, bool, float]]:
+    """Name, outputs, inputs, bias and factor of the linear modules of a layer's MLP, or of its experts."""
+    hidden, mlp, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
+    experts = getattr(config, "num_experts", None)
+    dense = layer in (getattr(config, "mlp_only_layers", None) or ())
+    if not experts or dense or (layer + 1) % getattr(config, "decoder_sparse_step", 1):
+        yield "mlp.gate_proj", mlp, hidden, bias, 1.0
+        yield "mlp.up_proj", mlp, hidden, bias, 1.0
+        yield "mlp.down_proj", hidden, mlp, bias, output_scale
+        return
+    block, gate, up, down = "mlp", "gate_proj", "up_proj", "down_proj"
+    if config.architectures[0] == "MixtralForCausalLM":
+        block, gate, up, down = "block_sparse_moe", "w1", "w3", "w2"
+    size = getattr(config, "moe_intermediate_size", mlp)
+    yield f"{block}.gate", experts, hidden, False, 4.0  # so that tokens choose differently, and surely
+    for expert in range(experts):
+        yield f"{block}.experts.{expert}.{gate}", size, hidden, False, 1.0
+        yield f"{block}.experts.{expert}.{up}", size, hidden, False, 1.0
+        yield f"{block}.experts.{expert}.{down}", hidden, size, False, output_scale
 
 
 def _save(path: Path, tensors: dict[str, torch.Tensor], shards: int) -> None:

@@ -86,10 +86,35 @@ void dense_linear(const Product& p, int64_t rows, int threads) {
     }
 }
 
+// Rows in groups, each with weights of its own: rows offsets[g] to offsets[g + 1] with those of g.
+template <typename T>
+void grouped_linear(const Product& p, const int64_t* offsets, int64_t groups, int threads) {
+    constexpr int64_t WIDE = 2, CHUNK = 8;
+    const int64_t blocks = (p.outputs + LANES - 1) / LANES, parts = (blocks + WIDE - 1) / WIDE;
+#pragma omp parallel for schedule(dynamic, CHUNK) num_threads(threads) if (threads > 1)
+    for (int64_t task = 0; task < groups * parts; ++task) {
+        const int64_t group = task / parts, block = task % parts * WIDE, first = offsets[group];
+        const int64_t rows = offsets[group + 1] - first;
+        if (!rows) continue;
+        const Product own{(const T*)p.x + first * p.inputs, (const T*)p.weights + group * blocks * LANES * p.inputs,
+                          nullptr, (T*)p.out + first * p.outputs, p.inputs, p.outputs};
+        if (block + WIDE <= blocks)
+            multiply_rows<T, WIDE>(own, rows, block);
+        else
+            multiply_rows<T, 1>(own, rows, block);
+    }
+}
+
 }  // namespace
 
 extern "C" void specdec_dense_linear(int dtype, const void* x, const void* weights, const float* bias, void* out,
                                      int64_t rows, int64_t inputs, int64_t outputs, int threads) {
     const Product product{x, weights, bias, out, inputs, outputs};
     SPECDEC_BY_DTYPE(dtype, dense_linear, product, rows, threads);
+}
+
+extern "C" void specdec_grouped_linear(int dtype, const void* x, const void* weights, const int64_t* offsets, void* out,
+                                       int64_t groups, int64_t inputs, int64_t outputs, int threads) {
+    const Product product{x, weights, nullptr, out, inputs, outputs};
+    SPECDEC_BY_DTYPE(dtype, grouped_linear, product, offsets, groups, threads);
 }

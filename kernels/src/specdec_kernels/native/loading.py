@@ -41,6 +41,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "specdec_rotate_and_write": (_N, _P, _P, _P, _P, _P, _P, _P, _I, _I, _I, _I, _I),
     "specdec_paged_attention": (_N, *[_P] * 8, *[_I] * 11, _F, _N),
     "specdec_dense_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
+    "specdec_grouped_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
+    "specdec_combine_experts": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
     "specdec_int8_linear": (_N, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N),
 }
 

@@ -13,7 +13,7 @@ from .stream import COLUMNS, Stream
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
-    return _stream(F.embedding(ids, table), gain)
+    return stream_of(F.embedding(ids, table), gain)
 
 
 def join(
@@ -57,7 +57,7 @@ def project_qkv(
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     kv_heads, dim = key_cache.shape[2:]
-    heads = _normalized_product(stream, weight, bias, eps, delta).unflatten(1, (-1, dim))
+    heads = normalized_product(stream, weight, bias, eps, delta).unflatten(1, (-1, dim))
     query, key, value = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
     if query_gain is not None and key_gain is not None:
         query = F.rms_norm(query, (dim,), query_gain.float(), eps)
@@ -79,7 +79,7 @@ def project_gate_up(
     activation: str,
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    gate, up = _normalized_product(stream, weight, bias, eps, delta).chunk(2, 1)
+    gate, up = normalized_product(stream, weight, bias, eps, delta).chunk(2, 1)
     gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return (gate * up).to(stream.scaled.dtype)
 
@@ -95,7 +95,7 @@ def add_product(
 ) -> Stream:
     y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
     y = y if delta is None else y + delta.float()
-    return _stream(stream.residual + y.to(x.dtype), gain)
+    return stream_of(stream.residual + y.to(x.dtype), gain)
 
 
 def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
@@ -103,7 +103,7 @@ def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Strea
     for term in terms[1:]:
         total = total + term.float()
     total = total.to(terms.dtype)
-    return _stream(total if stream is None else stream.residual + total, gain)
+    return stream_of(total if stream is None else stream.residual + total, gain)
 
 
 def normalize(
@@ -119,9 +119,14 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
 
 
-def _normalized_product(
-    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, delta: torch.Tensor | None
+def normalized_product(
+    stream: Stream,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The normalised stream times ``weight``, in float32."""
     y = F.linear(stream.scaled.float(), weight.float())
     y = y if delta is None else y + delta.float()
     if stream.squares is not None:
@@ -135,7 +140,8 @@ def _scale(stream: Stream, eps: float) -> torch.Tensor:
     return (stream.squares[:, :tokens].sum(0) / width + eps).rsqrt()[:, None]
 
 
-def _stream(residual: torch.Tensor, gain: torch.Tensor) -> Stream:
+def stream_of(residual: torch.Tensor, gain: torch.Tensor) -> Stream:
+    """``residual`` as the stream that enters a norm of ``gain``."""
     tokens, width = residual.shape
     stream = Stream.empty(tokens, width, residual)
     squares = F.pad(residual.float().square(), (0, -width % COLUMNS)).unflatten(1, (-1, COLUMNS)).sum(2)

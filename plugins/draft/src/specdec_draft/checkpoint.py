@@ -163,6 +163,8 @@ def _tensors(
             ("mlp.up_proj", mlp, hidden, mlp_bias),
             ("mlp.down_proj", hidden, mlp, mlp_bias),
         ):
+            if family.mixture is not None and name.startswith("mlp."):
+                continue  # experts come in several layouts, which core tells apart when it loads them
             yield f"layers.{layer}.{name}.weight", (size, inputs)
             if bias:
                 yield f"layers.{layer}.{name}.bias", (size,)

@@ -1,0 +1,130 @@
+"""A mixture of experts in the place of a layer's MLP (Shazeer et al., arXiv 1701.06538)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from specdec_kernels import activation, experts
+from specdec_kernels.gpu import DTYPES as GPU_DTYPES
+from specdec_kernels.projection import Activation, Stream
+
+from specdecode.contract import ConfigError
+from specdecode.layers.experts import ExpertsLinear
+from specdecode.layers.packed import Form, PackedWeight
+
+from .config import ACTIVATIONS, DecoderConfig, ExpertsConfig
+
+#: What Mixtral's checkpoints call the parts of an expert.
+_PUBLISHED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+class Router(torch.nn.Module):
+    """Scores of all experts, in float32 whatever the model's dtype: ``[T, H] -> [T, E]``.
+
+    Two experts that are nearly as likely as each other would be equal in bfloat16.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_experts: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        shape = (num_experts, hidden_size)
+        self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        self._packed: PackedWeight | None = None
+
+    def pack(self, form: Form) -> None:
+        """Take a form of float32: scores are never quantized."""
+        self._packed = form(self.weight.data.float(), None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed is not None:
+            return self._packed(x.float())
+        return torch.nn.functional.linear(x.float(), self.weight.float())
+
+
+class SparseMLP(torch.nn.Module):
+    """A router and its experts, each a gated MLP."""
+
+    def __init__(
+        self, config: DecoderConfig, mixture: ExpertsConfig, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        hidden, size, count = config.hidden_size, mixture.intermediate_size, mixture.num_experts
+        self.gate = Router(hidden, count, dtype=dtype, device=device)
+        self.gate_up_proj = ExpertsLinear(
+            count, hidden, {"gate_proj": size, "up_proj": size}, dtype=dtype, device=device
+        )
+        self.down_proj = ExpertsLinear(count, size, {"down_proj": hidden}, dtype=dtype, device=device)
+        self.count, self.normalize = mixture.count, mixture.normalize
+        self.activation = getattr(activation, ACTIVATIONS[config.hidden_act])
+        self.act: Activation = "silu" if config.hidden_act != "gelu_pytorch_tanh" else "gelu_tanh"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, H] -> [T, H]``."""
+        logits = self.gate(x)
+        if x.is_cuda:
+            return experts.mix(
+                x,
+                logits,
+                self.gate_up_proj.weight,
+                self.down_proj.weight,
+                count=self.count,
+                normalize=self.normalize,
+                activation=self.act,
+            )
+        ids, weights = experts.choose(logits, self.count, normalize=self.normalize)
+        groups = experts.group(ids, self.gate_up_proj.num_experts)
+        gated = self.activation(self.gate_up_proj(x[groups.tokens], groups))
+        return experts.combine(self.down_proj(gated, groups), groups, weights)
+
+    def add_to(self, stream: Stream, gain: torch.Tensor, eps: float) -> Stream:
+        """The fused forward: the stream with what it gives added, scaled for the norm that comes next."""
+        return experts.add_experts(
+            stream,
+            self.gate.weight,
+            self.gate_up_proj.weight,
+            self.down_proj.weight,
+            gain,
+            eps=eps,
+            count=self.count,
+            normalize=self.normalize,
+            activation=self.act,
+        )
+
+
+def check_experts(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse what no kernel does, before any weight is read.
+
+    Raises:
+        ConfigError: names the field, the value and what works.
+    """
+    if config.experts is not None and device.type == "cuda" and dtype not in GPU_DTYPES:
+        raise ConfigError(
+            "a mixture of experts computes in bfloat16 or float32 on a GPU: set dtype='bfloat16', got "
+            f"{str(dtype).removeprefix('torch.')!r}"
+        )
+
+
+def expert_tensors(path: str, module: ExpertsLinear) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of all experts of the module at ``path``, by name, and where they belong."""
+    block = path.rpartition(".")[0]
+    for expert in range(module.num_experts):
+        for part in module.parts:
+            yield f"{block}.experts.{expert}.{part}.weight", module.destination(expert, part)
+
+
+def plain_name(name: str) -> str:
+    """A checkpoint's name of a tensor as most families have it; Mixtral's experts have names of their own."""
+    if ".block_sparse_moe." not in name:
+        return name
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return re.sub(r"\.(w[123])\.weight$", lambda found: f".{_PUBLISHED[found[1]]}.weight", name)
+
+
+def published_name(name: str) -> str:
+    """The reverse of :func:`plain_name`, for messages."""
+    names = {part: own for own, part in _PUBLISHED.items()}
+    name = re.sub(r"(\.experts\.\d+\.)(\w+)", lambda found: found[1] + names[found[2]], name)
+    return re.sub(r"\.mlp\.(experts|gate)\.", r".block_sparse_moe.\1.", name)
