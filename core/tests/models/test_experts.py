@@ -170,3 +170,10 @@ def test_a_dtype_without_a_kernel_is_refused(tmp_path):
     files = resolve_model(tiny_checkpoint(tmp_path, "mixtral"))
     with pytest.raises(ConfigError, match="dtype='bfloat16', got 'float16'"):
         load_model(files, dtype=torch.float16, device=torch.device("cuda"), max_model_len=64)
+
+
+def test_ranks_are_refused(tmp_path):
+    config = load(tiny_checkpoint(tmp_path, "mixtral")).config
+    config.check_ranks(1)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=2 does not work with a mixture"):
+        config.check_ranks(2)

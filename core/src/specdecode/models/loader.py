@@ -213,7 +213,7 @@ def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share
 
 
 def _stacked(decoder: Decoder) -> Iterator[tuple[str, tuple[tuple[torch.Tensor, None], list[str]]]]:
-    """Tensors that hold all experts of a layer, as of :func:`_expected`, and those each is in the place of."""
+    """Tensors of all experts of a layer, as of :func:`_expected`, and those that each is in the place of."""
     for path, module in decoder.named_modules():
         if isinstance(module, ExpertsLinear):
             block, _, name = path.rpartition(".")
