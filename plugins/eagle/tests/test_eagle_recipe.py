@@ -27,7 +27,10 @@ KINDS = {
         Eagle3Recipe(),
         Eagle3TrainingOptions(draft_vocab_size=120, fc_norm=True, aux_layer_ids="3,6", num_heads=2),
     ),
-    "eagle3-with-the-targets-rows": (Eagle3Recipe(), Eagle3TrainingOptions(draft_vocab_size=120, own_head=False)),
+    "eagle3-with-the-targets-rows": (
+        Eagle3Recipe(),
+        Eagle3TrainingOptions(draft_vocab_size=120, own_head=False),
+    ),
     "eagle3-normed-residual": (Eagle3Recipe(), Eagle3TrainingOptions(norm_before_residual=True)),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -135,7 +135,7 @@ def _write_side_by_side(
             if (shards := len(store.files())) > seen:
                 seen = shards
                 told()
-        return any([each.result() for each in writing])
+        return any([each.result() for each in writing])  # noqa: C419  all are waited for
 
 
 def _write_on_its_gpu(
