@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Every distribution of this repository but core, which is installed with its extras.
+# The distributions of this repository but core, which is installed with its extras.
 MEMBERS := kernels plugins/ngram plugins/draft plugins/eagle plugins/medusa plugins/mlp plugins/mtp plugins/suffix \
 	plugins/combine training heads/smollm2
+# What the demo has no use for and brings much (Ray): installed for the tests.
+TEST_MEMBERS := fleet
 PROJECTS := core/pyproject.toml $(MEMBERS:%=%/pyproject.toml)
 THREADS ?= 1
 
@@ -40,8 +42,8 @@ ARCTIC = $(PIP) setuptools wheel ninja cmake nanobind protobuf grpcio-tools && \
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) --no-build-isolation --no-deps arctic-inference || \
 	echo "arctic-inference was not built: tests of specdec-suffix[arctic] will be skipped"
 
-$(VENV)/.test: $(VENV)/.demo requirements-dev.txt
-	$(PIP) --editable "core[testing,serve,plot,new-plugin]" --requirement requirements-dev.txt
+$(VENV)/.test: $(VENV)/.demo requirements-dev.txt $(TEST_MEMBERS:%=%/pyproject.toml)
+	$(PIP) --editable "core[testing,serve,plot,new-plugin]" $(TEST_MEMBERS:%=--editable %) --requirement requirements-dev.txt
 	$(ARCTIC)
 	touch $@
 

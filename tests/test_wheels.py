@@ -24,6 +24,7 @@ DISTRIBUTIONS = {
     "specdec_suffix": "plugins/suffix",
     "specdec_combine": "plugins/combine",
     "specdec_train": "training",
+    "specdec_fleet": "fleet",
     "specdec_heads_smollm2": "heads/smollm2",
 }
 #: The scaffold of ``specdecode new-plugin``: its tests are data of core's.

@@ -1,0 +1,46 @@
+"""What door and replicas say to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from specdecode import SamplingParams
+from specdecode.api.facts import EngineFacts
+from specdecode.api.prompts import TokenizedPrompt
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """A request on its way to a replica, ready to be queued there."""
+
+    request_id: str
+    prompt: TokenizedPrompt
+    params: SamplingParams  #: with a seed, so that every replica gives the same tokens
+    priority: int = 0
+    avoid: frozenset[str] = frozenset()  #: replicas that were lost with a request
+
+
+@attrs.frozen
+class Accepted:
+    """First answer to an :class:`Ask`: the replica has queued it."""
+
+    replica: str
+
+
+@attrs.frozen(kw_only=True)
+class Description:
+    """What the door has to know of the replicas, which are all alike."""
+
+    facts: EngineFacts
+    tokenizer: Any  #: of transformers; None under ``skip_tokenizer_init``
+    defaults: SamplingParams
+
+
+@attrs.frozen(kw_only=True)
+class Whereabouts:
+    """Where a replica runs."""
+
+    replica: str
+    node: str  #: Ray's id of the machine
+    pid: int

@@ -1,0 +1,83 @@
+"""Ray Serve's choice of a replica: who has the prompt's prefix if that is cheap, else who has least to do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from .affinity import PrefixMap
+from .messages import Ask
+
+#: Replicas that are looked at more closely, by asking for their queues where those are not known.
+MAX_CANDIDATES = 8
+#: Blocks of prefixes that are remembered: four million tokens at the default size.
+CAPACITY = 1 << 16
+
+
+class AffinityRouter(RequestRouter):
+    """Lives beside the handle of the replicas, in the door."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """
+        Args:
+            block: tokens of a prefix that is remembered; 0: none are.
+            slack: requests that the holder of a prefix may have more than the least busy replica.
+        """
+        block, slack = kwargs["block"], kwargs["slack"]
+        self._prefixes = PrefixMap(block, CAPACITY) if block else None
+        self._slack = slack
+        self._open: dict[str, str] = {}  # Serve's id of a request -> replica that works on it
+        self._load: Counter[str] = Counter()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Groups of replicas, the most wanted first; none: wait for other replicas."""
+        ask = _ask_of(pending_request)
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        fit = {
+            replica.replica_id.unique_id: replica
+            for replica in candidate_replicas
+            if ask is None or replica.replica_id.unique_id not in ask.avoid
+        }
+        if not fit:
+            return []
+        loads = {name: self._load_of(name, replica) for name, replica in fit.items()}
+        by_load = sorted(fit, key=lambda name: (loads[name], random.random()))
+        groups = [[fit[name] for name in by_load[:MAX_CANDIDATES]]]
+        if ask is not None and self._prefixes is not None:
+            keys = self._prefixes.keys(ask.prompt.token_ids, ask.prompt.cache_salt)
+            if holders := self._prefixes.holders(keys, fit):
+                best = min(holders, key=loads.__getitem__)
+                if loads[best] <= loads[by_load[0]] + self._slack:
+                    groups.insert(0, [fit[best]])
+        return groups
+
+    def _load_of(self, name: str, replica: RunningReplica) -> int:
+        """Requests that a replica works on: of this door, or of all as it said last."""
+        return max(self._load[name], self.replica_queue_len_cache.get(replica.replica_id) or 0)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        if (ask := _ask_of(pending_request)) is None:
+            return
+        name = replica_id.unique_id
+        self._open[pending_request.metadata.internal_request_id] = name
+        self._load[name] += 1
+        if self._prefixes is not None:
+            self._prefixes.note(self._prefixes.keys(ask.prompt.token_ids, ask.prompt.cache_salt), name)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        name = self._open.pop(internal_request_id, None)
+        if name is not None:
+            self._load[name] -= 1
+            if self._load[name] <= 0:
+                del self._load[name]
+
+
+def _ask_of(pending: PendingRequest | None) -> Ask | None:
+    args = pending.args if pending is not None else ()
+    return args[0] if args and isinstance(args[0], Ask) else None

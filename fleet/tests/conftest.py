@@ -1,0 +1,126 @@
+"""A tiny model, what one engine says with it, and engines that die on demand in a replica's place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 1024,
+    "num_gpu_blocks_override": 1024,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+}
+
+
+@pytest.fixture(scope="session")
+def engine_options() -> dict[str, Any]:
+    """Keywords of every engine."""
+    return ENGINE
+
+
+@pytest.fixture(scope="session")
+def fleet_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It speaks in circles, so that prompt lookup has drafts accepted."""
+    pytest.importorskip("ray", reason="no Ray")
+    import torch
+    from specdecode.testing.tiny import tiny_checkpoint
+
+    torch.set_num_threads(1)
+    return tiny_checkpoint(
+        tmp_path_factory.mktemp("fleet") / "tiny", output_scale=0.3, max_position_embeddings=1024
+    )
+
+
+@pytest.fixture(scope="module")
+def one_engine(fleet_model: Path) -> Iterator[Any]:
+    """What a fleet has to say, by an engine that nobody kills."""
+    from specdecode import AsyncLLM
+
+    llm = AsyncLLM(str(fleet_model), **ENGINE)
+    yield llm
+    llm.shutdown()
+
+
+class DyingReplicas:
+    """Replicas that are all the same engine; attempt ``i`` is lost after ``deaths[i]`` messages.
+
+    Args:
+        change: of outputs, by attempt: replicas that are not alike.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        deaths: list[int],
+        *,
+        dead: bool = False,
+        change: Callable[[int, Any], Any] | None = None,
+    ) -> None:
+        self.llm = llm
+        self.asks: list[Any] = []
+        self.open = 0
+        self._deaths = deaths
+        self._dead = dead
+        self._change = change or (lambda attempt, output: output)
+
+    async def generate(self, ask: Any) -> AsyncGenerator[Any, None]:
+        from specdec_fleet.errors import ReplicaLost
+        from specdec_fleet.messages import Accepted
+
+        attempt = len(self.asks)
+        self.asks.append(ask)
+        left = self._deaths[attempt] if attempt < len(self._deaths) else 1 << 30
+        self.open += 1
+        name = f"{ask.request_id}-{attempt}"
+        stream = None
+        try:
+            stream = await self.llm.add_request(name, ask.prompt, ask.params, priority=ask.priority)
+            if left < 1:
+                raise ReplicaLost("killed", dead=self._dead)
+            yield Accepted(f"replica-{attempt}")
+            async for output in stream:
+                left -= 1
+                if left < 1:
+                    raise ReplicaLost("killed", dead=self._dead)
+                slim = attrs.evolve(output, prompt=None, prompt_token_ids=(), request_id=ask.request_id)
+                yield self._change(attempt, slim)
+        finally:
+            self.open -= 1
+            if stream is not None:
+                stream.close()
+
+    async def call(self, method: str, *args: Any) -> Any:
+        from specdec_fleet.messages import Description
+
+        if method == "prepare":
+            prompt, params, where = args
+            return await self.llm.prepare(prompt, params, where=where)
+        assert method == "describe"
+        return Description(
+            facts=self.llm.facts,
+            tokenizer=self.llm.get_tokenizer(),
+            defaults=self.llm.get_default_sampling_params(),
+        )
+
+    async def broadcast(self, method: str, *args: Any, timeout: float) -> list[Any]:
+        assert method in ("metrics", "check_health")
+        return [("a", await self.llm.get_metrics())] if method == "metrics" else [None]
+
+
+@pytest.fixture
+def fleet_of(one_engine: Any) -> Callable[..., Any]:
+    """``(FleetLLM, its replicas)``, to be made inside an event loop."""
+
+    async def make(deaths: list[int], *, retries: int = 3, patience: float = 30.0, **options: Any) -> Any:
+        from specdec_fleet.client import FleetLLM
+
+        replicas = DyingReplicas(one_engine, deaths, **options)
+        return await FleetLLM.connect(replicas, retries=retries, patience=patience), replicas
+
+    return make

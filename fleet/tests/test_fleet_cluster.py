@@ -1,0 +1,385 @@
+"""A cluster of two machines (two raylets here), three replicas: who dies changes no token, and nothing stays.
+
+The tests share the cluster and run in their order: each takes something away from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+ray = pytest.importorskip("ray", reason="no Ray")
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("fastapi")
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
+
+#: What a replica takes: there are two of it on the head, and one on the other machine.
+RESOURCES = {"engine": 1}
+#: Ray notices a machine's death within a second.
+QUICK = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 3,
+}
+PREFIX = "One two three four five six seven eight nine ten eleven twelve. "
+
+
+# -- processes --------------------------------------------------------------------------------------
+def descendants(root: int) -> set[tuple[int, str]]:
+    """Processes below ``root``, each with the time it started at, which no later one of that id has."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (told := stat_of(int(entry.name))) is not None:
+            parents[int(entry.name)] = told
+    found = set()
+    for pid, (_, started) in parents.items():
+        above = pid
+        while above in parents and above != root:
+            above = parents[above][0]
+        if above == root and pid != root:
+            found.add((pid, started))
+    return found
+
+
+def stat_of(pid: int) -> tuple[int, str] | None:
+    """Parent and start of a process that lives."""
+    try:
+        state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else (int(parent), rest[17])
+
+
+def alive(processes: set[tuple[int, str]]) -> set[int]:
+    return {pid for pid, started in processes if (told := stat_of(pid)) is not None and told[1] == started}
+
+
+# -- the cluster ------------------------------------------------------------------------------------
+@attrs.define
+class Rig:
+    cluster: Any
+    node: Any
+    url: str
+    config: dict[str, Any]
+    processes: set[tuple[int, str]] = attrs.field(factory=set)
+
+    def deploy(self, num_replicas: int) -> None:
+        """As ``serve deploy`` does with a config file whose number of replicas was changed."""
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        self.config["applications"][0]["deployments"] = [{"name": "Replica", "num_replicas": num_replicas}]
+        _get_global_client().deploy_apps(ServeDeploySchema(**self.config))
+
+    def where(self) -> list[Any]:
+        """Where replicas run."""
+        from ray import serve
+
+        self.processes |= descendants(os.getpid())
+        return list(serve.get_app_handle("fleet").whereabouts.remote().result(timeout_s=30))
+
+    def wait_for(self, count: int, seconds: float = 60.0) -> list[Any]:
+        """Until there are ``count`` replicas that answer."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.where()) != count:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+        return found
+
+    def http(self) -> Any:
+        return httpx.AsyncClient(base_url=self.url, timeout=60)
+
+    def metrics(self) -> list[str]:
+        return httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over all its labels."""
+        lines = [line for line in self.metrics() if line.startswith(f"{name}{{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def free_port() -> int:
+    """None of those that the system or Ray's workers take for themselves, which are many in the meantime."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+@pytest.fixture(scope="module")
+def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    port = free_port()
+    shared = {"include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "resources": {"engine": 2}, "_system_config": QUICK, **shared},
+    )
+    rig: Rig | None = None
+    try:
+        node = cluster.add_node(num_cpus=1, resources={"engine": 1}, object_store_memory=80 << 20)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        fleet = {
+            "cpus_per_replica": 0.25,
+            "resources_per_replica": RESOURCES,
+            "health_check_period": 0.5,
+            "affinity_block": 16,
+        }
+        args = {
+            "model": str(fleet_model),
+            "engine": engine_options,
+            "server": {"served_model_name": "tiny"},
+            "fleet": fleet,
+        }
+        application = {"name": "fleet", "import_path": "specdec_fleet:build", "args": args}
+        http = {"host": "127.0.0.1", "port": port}
+        config = {"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}
+        rig = Rig(cluster, node, f"http://127.0.0.1:{port}", config)
+        serve.start(proxy_location="HeadOnly", http_options=http)
+        rig.deploy(3)
+        deadline = time.monotonic() + 240
+        while (status := serve.status().applications.get("fleet")) is None or status.status != "RUNNING":
+            assert time.monotonic() < deadline and (status is None or status.status == "DEPLOYING"), status
+            time.sleep(0.2)
+        yield rig
+        serve.shutdown()
+    finally:
+        seen = descendants(os.getpid()) | (rig.processes if rig else set())
+        ray.shutdown()
+        cluster.shutdown()
+    deadline = time.monotonic() + 15
+    while left := alive(seen):
+        assert time.monotonic() < deadline, f"processes {left} of {len(seen)} are still there"
+        time.sleep(0.1)
+
+
+# -- requests ---------------------------------------------------------------------------------------
+@attrs.frozen
+class Got:
+    """What a client has of a request."""
+
+    text: str
+    tokens: tuple[str, ...]
+    finish_reason: str | None
+    error: Any = None
+
+
+def bodies(count: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Streamed and whole, greedy and seeded."""
+    return [
+        {
+            "prompt": f"{i} abcabc",
+            "max_tokens": max_tokens + 7 * i,
+            "ignore_eos": True,
+            "stream": i % 4 != 3,
+            "logprobs": 0,
+            **({"temperature": 0} if i % 2 else {"temperature": 0.9, "seed": i}),
+        }
+        for i in range(count)
+    ]
+
+
+async def ask(client: Any, body: dict[str, Any], began: Callable[[], None] = lambda: None) -> Got:
+    """A completion; ``began`` is called at the first piece of a stream."""
+    if not body["stream"]:
+        answer = (await client.post("/v1/completions", json=body)).json()
+        if "error" in answer:
+            return Got("", (), None, answer["error"])
+        choice = answer["choices"][0]
+        return Got(choice["text"], tuple(choice["logprobs"]["tokens"]), choice["finish_reason"])
+    text, tokens, reason, error = "", [], None, None
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                error = chunk["error"]
+                break
+            began()
+            (choice,) = chunk["choices"]
+            text += choice["text"]
+            tokens += choice["logprobs"]["tokens"]
+            reason = choice["finish_reason"]
+    return Got(text, tuple(tokens), reason, error)
+
+
+async def expected(llm: Any, body: dict[str, Any]) -> Got:
+    """What one engine says, that nobody kills."""
+    from specdecode import SamplingParams
+
+    fields = {name: value for name, value in body.items() if name not in ("prompt", "stream")}
+    params = SamplingParams(**fields)
+    name = f"{body['prompt']}/{body['max_tokens']}"
+    outputs = [output async for output in llm.generate(body["prompt"], params, name)]
+    one = outputs[-1].outputs[0]
+    tokens = tuple(row[token].decoded_token for row, token in zip(one.logprobs, one.token_ids, strict=True))
+    return Got(one.text, tokens, one.finish_reason)
+
+
+def under_load(rig: Rig, llm: Any, asked: list[dict[str, Any]], strike: Callable[[], Any]) -> Any:
+    """Send ``asked``, call ``strike`` once all streams have begun, and compare every answer."""
+
+    async def main() -> Any:
+        want = await asyncio.gather(*(expected(llm, body) for body in asked))
+        begun: set[int] = set()
+        async with rig.http() as client:
+            running = [
+                asyncio.create_task(ask(client, body, lambda i=i: begun.add(i)))
+                for i, body in enumerate(asked)
+            ]
+            streams = sum(body["stream"] for body in asked)
+            async with asyncio.timeout(60):
+                while len(begun) < streams:
+                    await asyncio.sleep(0.002)
+            assert sum(task.done() for task in running) < len(running), "all had ended: nothing was struck"
+            result = await asyncio.to_thread(strike)
+            async with asyncio.timeout(90):
+                got = await asyncio.gather(*running)
+        for body, one, other in zip(asked, got, want, strict=True):
+            assert one == other, body
+        return result
+
+    return asyncio.run(main())
+
+
+# -- the tests --------------------------------------------------------------------------------------
+def test_three_replicas_answer_as_one_engine_does(rig, one_engine):
+    where = rig.wait_for(3)
+    assert len({one.node for one in where}) == 2, "both machines serve"
+    under_load(rig, one_engine, bodies(8, 40), lambda: None)
+    told = [line for line in rig.metrics() if line.startswith("vllm:generation_tokens_total{")]
+    assert {line.split('replica="')[1].split('"')[0] for line in told} == {one.replica for one in where}
+    assert sum(int(line.rsplit(" ", 1)[1]) > 0 for line in told) > 1, "the load was spread"
+    assert rig.metric("specdecode:replicas") == 3 and rig.metric("specdecode:request_retries_total") == 0
+    assert httpx.get(f"{rig.url}/health").json()["status"] == "ok"
+
+
+def test_what_is_wrong_is_refused_by_name_through_the_fleet(rig):
+    answer = httpx.post(f"{rig.url}/v1/completions", json={"prompt": "a", "priority": 2, "max_tokens": 4})
+    assert answer.status_code == 400 and "scheduling_policy" in answer.json()["error"]["message"]
+    answer = httpx.post(f"{rig.url}/v1/completions", json={"prompt": "x" * 2000, "max_tokens": 4})
+    assert answer.status_code == 400 and "leave room" in answer.json()["error"]["message"]
+
+
+def test_a_conversation_stays_where_its_prefix_is(rig):
+    """Each turn holds the ones before: all but the last blocks of it are found in the prefix cache."""
+    said, before = PREFIX, 0
+    for turn in range(4):
+        body = {"prompt": said, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{rig.url}/v1/completions", json=body, timeout=30).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= before - 16, f"turn {turn} was sent elsewhere"
+        before = answer["usage"]["prompt_tokens"]
+        said += f" And turn {turn}? " * 2
+
+
+def test_a_machine_dies_under_load(rig, one_engine):
+    """Streams that were half sent go on with the tokens that were to come."""
+    where = rig.wait_for(3)
+    lost = {one.node for one in where} - {rig.cluster.head_node.node_id}
+
+    def strike() -> None:
+        rig.cluster.remove_node(rig.node, allow_graceful=False)
+
+    under_load(rig, one_engine, bodies(12, 300), strike)
+    assert rig.metric("specdecode:request_retries_total") > 0, "nobody was on the machine"
+    assert rig.metric("specdecode:requests_lost_total") == 0
+    assert {one.node for one in rig.wait_for(2)}.isdisjoint(lost)
+
+
+def test_a_drained_replica_finishes_what_it_accepted(rig, one_engine):
+    """Fewer replicas: who goes takes nothing new, and no request has to be computed twice."""
+    before = rig.metric("specdecode:request_retries_total")
+    under_load(rig, one_engine, bodies(8, 300), lambda: rig.deploy(1))
+    assert rig.metric("specdecode:request_retries_total") == before
+    rig.wait_for(1)
+
+
+def test_the_last_replica_dies_and_its_requests_wait_for_the_next(rig, one_engine):
+    (last,) = rig.wait_for(1)
+    before = rig.metric("specdecode:request_retries_total")
+    under_load(rig, one_engine, bodies(4, 300), lambda: os.kill(last.pid, signal.SIGKILL))
+    assert rig.metric("specdecode:request_retries_total") > before
+    (new,) = rig.wait_for(1)
+    assert new.pid != last.pid
+
+
+def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_options, tmp_path):
+    """The engine's process dies in the middle of the job; the rows come out as if it had not."""
+    from specdec_fleet import generate
+    from specdecode import SamplingParams
+
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=12, ignore_eos=True)
+    prompts = [f"{i} abcabc" for i in range(6)]
+    mark = str(tmp_path / "died")
+
+    def die_once(output_ids: Any, logits: Any) -> Any:
+        if len(output_ids) == 5 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os._exit(1)
+        return logits
+
+    rows = [{"prompt": prompt, "seed": i or None} for i, prompt in enumerate(prompts)]
+    dataset = ray.data.from_items([*rows, {"prompt": "x" * 2000, "seed": None}])
+    engine = engine_options | {"speculative_config": None}
+    killed = params.clone(logits_processors=[die_once])
+    answered = generate(
+        dataset, str(fleet_model), killed, batch_size=4, cpus_per_engine=0.25, **engine
+    ).take_all()
+    assert os.path.exists(mark) and len(answered) == len(rows) + 1
+    by_prompt = {row["prompt"]: row for row in answered}
+    assert "leave room" in by_prompt["x" * 2000]["error"]
+
+    async def one(row: dict[str, Any]) -> list[int]:
+        seeded = params.clone(seed=row["seed"] or 1)
+        outputs = [out async for out in one_engine.generate(row["prompt"], seeded, row["prompt"])]
+        return list(outputs[-1].outputs[0].token_ids)
+
+    for row in rows:
+        answer = by_prompt[row["prompt"]]
+        assert answer["error"] == "" and answer["finish_reason"] == "length"
+        assert np.asarray(answer["token_ids"]).tolist() == asyncio.run(one(row))
+
+
+def test_ranks_of_one_model_find_each_other_and_a_lost_one_is_told(rig):
+    from specdec_fleet.workers import WorkerLost, place_workers
+    from specdecode.contract import Unsupported
+
+    def total() -> tuple[int, int]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method="env://")
+        mine = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(mine)
+        return dist.get_rank(), int(mine)
+
+    def die() -> None:
+        if os.environ["RANK"] == "1":
+            os._exit(1)
+        time.sleep(60)
+
+    with place_workers(2, bundle={"CPU": 0.25}) as workers:
+        assert workers.run(total, timeout=60) == [(0, 3), (1, 3)]
+        with pytest.raises(WorkerLost, match="rank 1 died"):
+            workers.run(die)
+    with pytest.raises(Unsupported, match=r"no room within 0\.2 seconds"):
+        place_workers(2, bundle={"GPU": 1.0}, timeout=0.2)
