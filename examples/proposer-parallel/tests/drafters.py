@@ -1,0 +1,48 @@
+"""Drafters that nobody trained, for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from specdecode.contract import TargetInfo
+from specdecode.heads.untrained import RandomWeights
+
+from specdec_parallel.checkpoint import DrafterShape
+
+
+def shape_for(target: TargetInfo, **sizes) -> DrafterShape:
+    return DrafterShape(
+        **{
+            "target_hidden_size": target.hidden_size,
+            "hidden_size": 24,
+            "intermediate_size": 32,
+            "num_layers": 2,
+            "num_heads": 3,
+            "num_kv_heads": 1,
+            "head_dim": 8,
+            "num_draft_tokens": 4,
+            "taps": (1, "final"),
+            **sizes,
+        }
+    )
+
+
+def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config) -> Path:
+    """A checkpoint with random weights; ``config``: further fields, None takes one out."""
+    weights = RandomWeights(seed)
+    tensors = {
+        name: weights.norm(*size)
+        if name.endswith("norm.weight")
+        else weights.normal(*size, std=size[-1] ** -0.5)
+        for name, size in shape.tensors().items()
+    }
+    tensors["mask"] = torch.randn(shape.hidden_size, generator=weights.generator)
+    path.mkdir(parents=True, exist_ok=True)
+    fields = {**shape.config(), **config}
+    kept = {key: value for key, value in fields.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+    save_file(tensors, path / "model.safetensors")
+    return path
