@@ -15,7 +15,7 @@ from specdecode.contract import (
     Tap,
     Tokens,
 )
-from specdecode.heads.config import check_one_device
+from specdecode.heads.config import check_dtype
 
 from .checkpoint import Drafter, read_shape
 from .config import ParallelConfig
@@ -37,7 +37,7 @@ def plan(config: ParallelConfig, context: PlanContext) -> Plan:
     Raises:
         ConfigError, Unsupported: before any weight of the target is read.
     """
-    check_one_device(config, context)
+    check_dtype(config, context)
     draft, target = context.draft, context.target
     assert draft is not None  # `model` has no default
     shape = read_shape(draft, target)
