@@ -112,6 +112,30 @@ def test_vllm_is_put_beside_rows_of_the_same_batch(report):
     assert missing == {"run": "missing.json is missing"}
 
 
+@pytest.mark.sweep  # half a minute, of starting processes
+def test_parallel_ranks_have_their_rows(tmp_path):
+    config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
+    shapes = {}
+    for name, own in (("target", {}), ("eagle3", HEAD), ("draft", DRAFT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | own))
+    shapes["8b"] = [*(str(tmp_path / name) for name in ("target", "eagle3", "draft")), 1e6]
+    command = [
+        sys.executable, FOLDER / "parallel.py", "--device", "cpu", "--dtype", "float32", "--sizes", "1,2",
+        "--shapes", "8b", "--folders", json.dumps(shapes), "--batches", "1", "--context", "40",
+        "--new-tokens", "24", "--repeats", "2", "--json", tmp_path / "result.json",
+        "--methods", "plain,draft shared out",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sections = json.loads((tmp_path / "result.json").read_text())["sections"]
+    assert all(row["bugs"] == 0 and row["equal"] >= 7 for row in sections["equality"])
+    assert len(sections["equality"]) == 9
+    rows = [(row["ranks"], row["method"]) for row in sections["times"]]
+    assert rows == [(1, "plain"), (2, "plain"), (2, "draft shared out")]
+    assert all(row["ms_per_token"] > 0 < row["floor_ms"] for row in sections["times"])
+
+
 def test_goals_are_compared_as_they_are_stated(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     import goals

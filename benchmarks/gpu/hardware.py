@@ -41,5 +41,5 @@ def floor_ms(decoder: Any, batch: int, context: int, bytes_per_s: float) -> floa
     weights = sum(parameter.nbytes for parameter in decoder.parameters())
     if not config.tie_word_embeddings:
         weights -= decoder.embed_tokens.weight.nbytes
-    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * decoder.dtype.itemsize
+    kv = 2 * config.num_layers * decoder.kv_heads * config.head_dim * decoder.dtype.itemsize
     return (weights + batch * context * kv) / bytes_per_s * 1e3

@@ -396,10 +396,10 @@ class LLMEngine:
         """End all requests and free proposer, KV and model. May be called twice."""
         if self._shadow is not None:
             self._shadow.forget()
-        self._ranks.close()
         self.core.close()
         self._groups.clear()
         self._group_of.clear()
+        self._ranks.close()
 
     # -- ranks ----------------------------------------------------------------------------------
     @property

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import attrs
 
 from ..contract import SpecdecodeError
+from ..distributed.errors import WorkerDied
 from .engine import LLMEngine
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -205,6 +206,8 @@ class EngineThread:
     def _step(self) -> None:
         try:
             outputs = self._engine.step()
+        except WorkerDied:
+            raise  # no second try brings it back
         except Exception:
             self._failures += 1
             if self._failures >= MAX_FAILURES:

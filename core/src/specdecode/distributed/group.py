@@ -110,7 +110,7 @@ class CollectiveGroup:
         share = -(-x.numel() // self.size)
         flat = torch.nn.functional.pad(x.reshape(-1), (0, share * self.size - x.numel()))
         received = torch.empty_like(flat)
-        self._backend.alltoall_base(received, flat, [], [], _all_to_all_options()).wait()
+        _done(self._backend.alltoall_base(received, flat, [], [], _all_to_all_options()))
         summed = _sum(received.view(self.size, share), x.dtype)
         return self._gather(summed)[: x.numel()].view(x.shape)
 
@@ -122,7 +122,7 @@ class CollectiveGroup:
         options = torch.distributed.BroadcastOptions()
         options.rootRank = 0
         staged = x.contiguous()
-        self._backend.broadcast([staged], _on_this_stream(options)).wait()
+        _done(self._backend.broadcast([staged], _on_this_stream(options)))
         if staged is not x:
             x.copy_(staged)
 
@@ -138,8 +138,14 @@ class CollectiveGroup:
         flat = x.reshape(-1)
         out = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
         if flat.numel():
-            self._backend._allgather_base(out, flat, _gather_options()).wait()
+            _done(self._backend._allgather_base(out, flat, _gather_options()))
         return out
+
+
+def _done(work: Any) -> None:
+    """Have the stream wait for a collective, where it did not run there."""
+    if work is not None:
+        work.wait()
 
 
 def _sum(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -101,3 +101,4 @@ class Leading:
 
     def close(self) -> None:
         self._workers.close()
+        self._workers.free()

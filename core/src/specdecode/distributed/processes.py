@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _PATIENCE = 10.0
 #: Seconds to wait for a worker that seems to have ended to be known as ended.
 _NOTICE = 3.0
+#: Seconds to wait for what the collectives hold to be given back.
+_FREEING = 5.0
 
 _MAIN = (
     "import sys; sys.path[:] = {path!r}; "
@@ -71,10 +73,10 @@ class Workers:
         self.sender = Sender(calls)
         self.error: WorkerDied | None = None
         self._abort: Callable[[], None] = lambda: None
-        self._closing = False
+        self._closing = threading.Event()
         self._lock = threading.Lock()
         # A process of Python's that ends without close(): at its exit, or when the engine is collected.
-        self._end = weakref.finalize(self, _end, workers, calls)
+        self._end = weakref.finalize(self, _end, workers, calls, self._closing)
         for pipe, content in zip(calls, setup, strict=True):
             pipe.send(content)
         self._watch = threading.Thread(
@@ -134,7 +136,7 @@ class Workers:
     def fail(self, reason: str) -> None:
         """A worker has ended: remember why, end the others and free who waits for them."""
         with self._lock:
-            if self._closing or self.error is not None:
+            if self._closing.is_set() or self.error is not None:
                 return
             self.error = WorkerDied(f"{reason}: no request can go on, make the engine anew")
         logger.error("%s", self.error)
@@ -148,7 +150,7 @@ class Workers:
     def close(self) -> None:
         """End all workers, and wait until they have ended."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
         if self.error is not None:
             for worker in self._workers:
                 worker.process.kill()
@@ -156,6 +158,12 @@ class Workers:
             with contextlib.suppress(OSError):
                 self.sender.call("shutdown")
         self._end()
+
+    def free(self) -> None:
+        """Give back what the collectives hold, when no graph holds it any more."""
+        freeing = threading.Thread(target=self._abort, name="specdecode-free", daemon=True)
+        freeing.start()
+        freeing.join(_FREEING)
 
 
 def _watch(owner: weakref.ref[Workers], workers: Sequence[Worker]) -> None:
@@ -172,8 +180,9 @@ def _watch(owner: weakref.ref[Workers], workers: Sequence[Worker]) -> None:
     workers_left.fail(first.epitaph())
 
 
-def _end(workers: Sequence[Worker], calls: Sequence[Connection]) -> None:
+def _end(workers: Sequence[Worker], calls: Sequence[Connection], closing: threading.Event) -> None:
     """Close the pipes, whose end every worker takes for its own; kill who does not end."""
+    closing.set()
     for pipe in calls:
         with contextlib.suppress(OSError):
             pipe.close()

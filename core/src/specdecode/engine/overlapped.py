@@ -123,6 +123,7 @@ class OverlappedEngineCore(EngineCore):
     def close(self) -> None:
         self._in_flight.clear()
         super().close()
+        self.steady.forget()
 
     def _may_all_have_ended(self) -> bool:
         """Whether no row may be left to compute: a step for nobody costs more than looking first."""

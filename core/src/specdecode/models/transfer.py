@@ -78,6 +78,8 @@ def transfer(
 
     def work() -> None:
         try:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # what a thread pins is of its own current device
             with _Lane(device, piece_bytes) as lane:
                 for piece in _drain(pieces):
                     lane.carry(piece)

@@ -94,6 +94,11 @@ class SteadyStep:
                 bucket = Bucket(rows, tokens)
                 self._captured[bucket] = self.graphs.capture(step, bucket)
 
+    def forget(self) -> None:
+        """Give the graphs' memory back, and what communicates in them; no step comes any more."""
+        self._captured.clear()
+        self.graphs.clear()
+
     def bucket(self, rows: int) -> int:
         """How many rows are computed where ``rows`` seats are taken."""
         return bucket_for(rows, self._buckets) if self._captured else rows

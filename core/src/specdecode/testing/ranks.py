@@ -102,6 +102,9 @@ class Threads:
         self.close()
         return error if found is None or isinstance(error, ConfigError) else WorkerDied(str(found))
 
+    def free(self) -> None:
+        return None
+
     def close(self) -> None:
         if self.error is None:
             with suppress(OSError):
