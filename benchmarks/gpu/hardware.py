@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specdecode.models import weight_bytes
 from timing import device_ms
 
 
@@ -38,7 +39,7 @@ def floor_ms(decoder: Any, batch: int, context: int, bytes_per_s: float) -> floa
     The embedding table is looked up, not read, unless the output layer shares it.
     """
     config = decoder.config
-    weights = sum(parameter.nbytes for parameter in decoder.parameters())
+    weights = weight_bytes(decoder)
     if not config.tie_word_embeddings:
         weights -= decoder.embed_tokens.weight.nbytes
     kv = 2 * config.num_layers * decoder.kv_heads * config.head_dim * decoder.dtype.itemsize

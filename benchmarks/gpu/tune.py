@@ -4,6 +4,7 @@
     python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
     python benchmarks/gpu/tune.py --config eagle3-8b-shape/config.json ...         an EAGLE-3 head's
     python benchmarks/gpu/tune.py --refine --merge tuned.json --out tuned.json     from the tiles in use on
+    python benchmarks/gpu/tune.py --weights int4-128 --tokens 16,32 ...    of weights that stay quantised
 
 Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
 with attention and the output projection: alone, a product hides what it costs its neighbours. One
@@ -27,7 +28,9 @@ import torch
 from specdec_kernels.attention import AttentionMetadata
 from specdec_kernels.attention import gpu as attention
 from specdec_kernels.projection import Stream, gpu, tiles
-from specdec_kernels.projection.tiles import CLASSES, Tile, by_rule
+from specdec_kernels.projection.tiles import CLASSES, Tile, by_rule, by_rule_of_words
+from specdec_kernels.quantized import BLOCK as WORD_BLOCK
+from specdec_kernels.quantized import QuantizedMatrix, WordMatrix, words_of
 
 HERE = Path(__file__).parent
 #: What the last class is timed with.
@@ -52,6 +55,7 @@ class Shape:
     head_norm: bool
     joined: int = 0  #: hidden states that a layer takes in beside each token's embedding; 0: no draft head
     taps: int = 0  #: hidden states of the target that those are made of
+    label: str = ""  #: of the layers' weights where they stay quantised: ``int4-128``, ``fp8``, ``fp8-128``
 
     @staticmethod
     def read(path: Path) -> Shape:
@@ -66,6 +70,17 @@ class Shape:
             config["vocab_size"],
             config.get("model_type") == "qwen3",
         ).as_head(config)
+
+    def stored(self, name: str) -> tuple[int, int]:
+        """Bits of a weight of a product, and parts of its inputs that are summed on their own."""
+        if not self.label or name == "logits":
+            return 0, 1
+        outputs, inputs = self.products[name][1:]
+        words = a_matrix(self.label, outputs, inputs, "meta")
+        return words.bits, tiles.parts_of(words)
+
+    def label_of(self, name: str) -> str:
+        return "" if name == "logits" else self.label
 
     def as_head(self, config: dict) -> Shape:
         """Of an EAGLE-3 head, if that is what has a vocabulary of its own: a layer on two norms."""
@@ -92,6 +107,25 @@ class Shape:
         }
 
 
+def a_matrix(label: str, outputs: int, inputs: int, device: str) -> WordMatrix:
+    """Random weights that stay quantised; of the device ``meta`` without memory."""
+    kind, _, size = label.partition("-")
+    groups = inputs // int(size) if size else 1
+    if device != "meta":
+        generator = torch.Generator(device).manual_seed(0)
+        std = inputs**-0.5
+        return words_of(QuantizedMatrix.random(kind, outputs, inputs, groups, std=std, generator=generator))
+    width = -(-inputs // WORD_BLOCK) * WORD_BLOCK // (4 if kind == "int4" else 2)
+    return WordMatrix(
+        kind=kind,
+        words=torch.empty(outputs, width, dtype=torch.int16, device=device),
+        params=torch.empty(
+            groups, outputs, dtype=torch.int32 if kind == "int4" else torch.float32, device=device
+        ),
+        inputs=inputs,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     ids: torch.Tensor
@@ -105,7 +139,8 @@ class Layers:
     def __init__(self, shape: Shape, dtype: torch.dtype, device: str, count: int) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.weights = [
-            {name: self._weight(*shape.products[name][1:]) for name in shape.in_a_layer} for _ in range(count)
+            {name: self._weight(*shape.products[name][1:], shape.label_of(name)) for name in shape.in_a_layer}
+            for _ in range(count)
         ]
         self.logits = self._weight(shape.vocabulary, shape.hidden)
         self.tapped = self._weight(2 * MANY, shape.taps * shape.hidden) if shape.taps else None
@@ -113,7 +148,9 @@ class Layers:
         self.head_gain = torch.ones(shape.dim, dtype=dtype, device=device) if shape.head_norm else None
         self.table = torch.full((CONTEXT + 8, shape.dim // 2), 0.5**0.5, device=device)
 
-    def _weight(self, outputs: int, inputs: int) -> torch.Tensor:
+    def _weight(self, outputs: int, inputs: int, label: str = "") -> torch.Tensor | WordMatrix:
+        if label:
+            return a_matrix(label, outputs, inputs, self.device)
         weight = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
         return weight if self.device == "meta" else weight.normal_(0, inputs**-0.5)
 
@@ -195,6 +232,19 @@ class Layers:
         return gpu.add_product(gated, layer["down"], None, stream, self.gain)
 
 
+def candidates_of_words(bound: int, parts: int, *, quick: bool) -> list[Tile]:
+    """The same for weights that stay quantised."""
+    found = []
+    own = [(bound, 0)] if bound in (16, 32) else [(32, 0), (64, 0)] if bound <= 64 else [(64, 0), (128, 0)]
+    for tokens in own:
+        heights = (32, 64) if parts > 1 and bound <= 64 else (64, 128)
+        for rows in heights:
+            for warps in (4, 8):
+                for stages in (3, 5, 8) if quick else (2, 3, 4, 5, 6, 8):
+                    found.append(Tile(rows, tokens, WORD_BLOCK, stages, warps))
+    return found
+
+
 def candidates(kind: str, bound: int, *, quick: bool) -> list[Tile]:
     """Tiles to try, the rule's not among them."""
 
@@ -273,11 +323,20 @@ def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, T
     found = {}
     for name, (kind, outputs, inputs) in shape.products.items():
         if how.refine or not how.tunes(name, bound):
-            used = _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound)
-            found[name] = tiles.fitted(used, dtype.itemsize, _SHARED)
+            label, parts = shape.label_of(name), shape.stored(name)[1]
+            used = _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound, label, parts)
+            found[name] = cut(shape, name, used, dtype)
+        elif shape.label_of(name):
+            found[name] = cut(shape, name, by_rule_of_words(kind, dtype, bound, shape.stored(name)[1]), dtype)
         else:
             found[name] = by_rule(kind, dtype, inputs, bound)
     return found
+
+
+def cut(shape: Shape, name: str, tile: Tile, dtype: torch.dtype) -> Tile:
+    """``tile`` with the stages that fit."""
+    bits, parts = shape.stored(name)
+    return tiles.fitted(tile, dtype.itemsize, _SHARED, bits=bits or None, parts=parts)
 
 
 def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, list[Tile]]:
@@ -288,11 +347,15 @@ def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, li
     for name, (kind, _, inputs) in shape.products.items():
         if not how.tunes(name, bound):
             continue
-        tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
+        if shape.label_of(name):
+            early = [replace(begun[name], early=True)]
+            tried = early if refine else candidates_of_words(bound, shape.stored(name)[1], quick=quick)
+        else:
+            tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
         tried = [tile for tile in tried if tile.inputs <= max(16, inputs)]
         if kind == "product":  # nothing is added to it
             tried = [tile for tile in tried if not tile.early]
-        fitted = [tile for tile in tried if tiles.fitted(tile, dtype.itemsize, _SHARED) == tile]
+        fitted = [tile for tile in tried if cut(shape, name, tile, dtype) == tile]
         own = begun[name] if refine else replace(begun[name], prefetch=0)
         found[name] = [tile for tile in dict.fromkeys(fitted) if tile != own]
     return found
@@ -306,7 +369,7 @@ def use(shape: Shape, chosen: dict[str, Tile]) -> None:
     """Make the products take these tiles."""
     by_dims = {shape.products[name]: tile for name, tile in chosen.items()}
 
-    def choose(kind: str, _dtype: object, _device: object, outputs: int, inputs: int, _bound: int) -> Tile:
+    def choose(kind: str, _dtype: object, _device: object, outputs: int, inputs: int, *_how: object) -> Tile:
         return by_dims[kind, outputs, inputs]
 
     tiles.choose = choose  # type: ignore[assignment]
@@ -426,7 +489,9 @@ def rate(layers: Layers, bound: int, milliseconds: float) -> str:
     a_layer = sum(outputs * inputs for outputs, inputs in sizes)
     logits = 0 if shape.joined else shape.vocabulary * shape.hidden
     count = len(layers.weights)
-    size = (a_layer * count + logits) * layers.dtype.itemsize
+    held = sum(weight.num_bytes if isinstance(weight, WordMatrix) else weight.nbytes
+               for layer in layers.weights for weight in layer.values())  # fmt: skip
+    size = held + logits * layers.dtype.itemsize
     work = 2 * (a_layer * count * tokens + logits * min(tokens, MOST_LOGITS))
     seconds = milliseconds / 1e3
     return f"{size / seconds / 1e12:.2f} TB/s of weights, {work / seconds / 1e12:.0f} TFLOP/s"
@@ -441,11 +506,15 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
     parser.add_argument("--budget", type=float, default=150, help="seconds")
     parser.add_argument("--refine", action="store_true", help="from the tiles in use: how they load")
+    parser.add_argument("--weights", default="", help="int4-128, fp8, fp8-128 or int8: the layers' weights")
     parser.add_argument("--only", help="products, separated by commas; the others keep their tiles")
     parser.add_argument("--quick", action="store_true", help="fewer candidates")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    shape, dtype = Shape.read(arguments.config), getattr(torch, arguments.dtype)
+    shape, dtype = (
+        replace(Shape.read(arguments.config), label=arguments.weights),
+        getattr(torch, arguments.dtype),
+    )
     wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
     bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))
     only = frozenset(arguments.only.split(",") if arguments.only else ())
@@ -455,12 +524,13 @@ def main() -> None:
     compile_all(shape, dtype, bounds, how)
 
     sizes = [shape.products[name][1:] for name in shape.in_a_layer]
-    a_layer = sum(outputs * inputs for outputs, inputs in sizes) * dtype.itemsize
+    bits = {"int4": 4, "int8": 8, "fp8": 8}.get(arguments.weights.partition("-")[0], 8 * dtype.itemsize)
+    a_layer = sum(outputs * inputs for outputs, inputs in sizes) * bits // 8
     layers = Layers(shape, dtype, "cuda", min(32, max(4, round(2.5e9 / a_layer))))
     name, _ = tiles.family(0)
     print(f"{torch.cuda.get_device_name()}, {arguments.config}, {dtype}, {len(layers.weights)} layers")
     table = json.loads(arguments.merge.read_text()) if arguments.merge else {}
-    kinds = table.setdefault(name, {}).setdefault(arguments.dtype, {})
+    of = table.setdefault(name, {})
     for index, bound in enumerate(bounds):
         left = began + arguments.budget - time.perf_counter()
         deadline = time.perf_counter() + left / (len(bounds) - index)
@@ -471,7 +541,10 @@ def main() -> None:
                 continue
             kind, outputs, inputs = shape.products[product]
             print(f"    {product}: {tile}", flush=True)
-            kinds.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = tile.values
+            key = f"{arguments.dtype} {shape.label_of(product)}".strip()
+            of.setdefault(key, {}).setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = (
+                tile.values
+            )
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"{time.perf_counter() - began:.0f} s in all")
 

@@ -29,6 +29,8 @@ QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("t
 #: Loaded in other ways than by the tiles in use.
 ADAPTED = [("llama-8b", torch.bfloat16, tokens, "adapted") for tokens in (1, 64)]
 LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16, 128, "boxes")]
+#: Of weights that stay quantised.
+QUANTISED = [("llama-8b", torch.bfloat16, 1, "int4-128"), ("qwen3-8b", torch.bfloat16, 32, "fp8")]
 SWEEP = [
     (name, dtype, tokens)
     for dtype in (torch.bfloat16, torch.float32)
@@ -66,12 +68,30 @@ def compile_adapted_layer(shape, dtype, tokens):
     gpu.add_product(gated, weight, None, stream, gain, delta=added)
 
 
-def compile_layer(shape, dtype, tokens):
-    """Compile a model's products of ``tokens`` tokens, and the small kernels of its unfused path."""
+def quantised(label, outputs, inputs):
+    """Weights that stay quantised, without memory: ``int4-128`` are groups of 128 inputs."""
+    from specdec_kernels.gpu.compiling import meta
+    from specdec_kernels.quantized import WordMatrix
+
+    kind, _, size = label.partition("-")
+    groups = inputs // int(size) if size else 1
+    params = torch.int32 if kind == "int4" else torch.float32
+    words = meta(outputs, -(-inputs // 128) * (32 if kind == "int4" else 64), dtype=torch.int16)
+    return WordMatrix(kind=kind, words=words, params=meta(groups, outputs, dtype=params), inputs=inputs)
+
+
+def compile_layer(shape, dtype, tokens, label=""):
+    """Compile a model's products of ``tokens`` tokens, and the small kernels of its unfused path.
+
+    ``label``: of weights that stay quantised.
+    """
     from specdec_kernels.activation import gpu as activation
     from specdec_kernels.gpu.compiling import meta
     from specdec_kernels.norm import gpu as norm
     from specdec_kernels.projection import Stream, gpu
+
+    def weights(outputs, inputs):
+        return quantised(label, outputs, inputs) if label else meta(outputs, inputs, dtype=dtype)
 
     hidden, inner, heads, kv_heads, dim, vocabulary, head_norm = shape
     gain = meta(hidden, dtype=dtype)
@@ -83,7 +103,7 @@ def compile_layer(shape, dtype, tokens):
     stream = gpu.add(meta(2, tokens, hidden, dtype=dtype), stream, gain)
     query = gpu.project_qkv(
         stream,
-        meta((heads + 2 * kv_heads) * dim, hidden, dtype=dtype),
+        weights((heads + 2 * kv_heads) * dim, hidden),
         None,
         eps=1e-5,
         cos=table,
@@ -96,11 +116,11 @@ def compile_layer(shape, dtype, tokens):
         key_gain=head_gain,
         rotate=True,
     )
-    stream = gpu.add_product(query.flatten(1), meta(hidden, heads * dim, dtype=dtype), None, stream, gain)
-    weight = meta(2 * inner, hidden, dtype=dtype)
+    stream = gpu.add_product(query.flatten(1), weights(hidden, heads * dim), None, stream, gain)
+    weight = weights(2 * inner, hidden)
     for act in ("silu", "gelu_tanh"):
         gated = gpu.project_gate_up(stream, weight, None, eps=1e-5, activation=act)
-    stream = gpu.add_product(gated, meta(hidden, inner, dtype=dtype), gain, stream, gain)
+    stream = gpu.add_product(gated, weights(hidden, inner), gain, stream, gain)
     gathered = gpu.gather([stream.residual] * 3, integers)
     gpu.product(gathered, meta(hidden, 3 * hidden, dtype=dtype), None)
     parts = meta(vocabulary, hidden, dtype=dtype), stream.residual
@@ -199,6 +219,19 @@ def test_kernels_of_adapters_compile():
     check(kernels)
 
 
+def test_kernels_of_quantised_weights_compile():
+    kernels = compiled(QUANTISED)
+    assert {kernel["tokens"] for kernel in kernels} == {1, 32}
+    check(kernels)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("label", ["int4-128", "int4-32", "int4-64", "fp8", "fp8-128", "int8", "int8-64"])
+def test_kernels_of_every_kind_of_quantised_weights_compile(label):
+    for kernel in compiled([("llama-8b", torch.bfloat16, n, label) for n in (1, 32, 48, 64, 192, 8192)]):
+        assert kernel["shared"] <= SHARED, kernel
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_of_every_shape_compile(name):
@@ -210,12 +243,17 @@ if __name__ == "__main__":
 
     for line in sys.stdin:
         name, dtype, tokens, *how = line.split()
+        label = ""
         for flag in how:
-            if flag != "adapted":
+            if flag in ("early", "boxes"):
                 load_by(flag)
+            elif flag != "adapted":
+                label = flag
         with compiling_only() as kernels:
-            compile_case = compile_adapted_layer if "adapted" in how else compile_layer
-            compile_case(SHAPES[name], getattr(torch, dtype), int(tokens))
+            if "adapted" in how:
+                compile_adapted_layer(SHAPES[name], getattr(torch, dtype), int(tokens))
+            else:
+                compile_layer(SHAPES[name], getattr(torch, dtype), int(tokens), label)
         for kernel in kernels:
             print(
                 json.dumps({**asdict(kernel), "shape": name, "dtype": dtype, "tokens": int(tokens)}),

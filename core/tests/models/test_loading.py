@@ -187,9 +187,9 @@ def test_an_unknown_activation(checkpoint):
     assert "'relu'" in refusal(load, checkpoint)
 
 
-def test_a_quantized_checkpoint(checkpoint):
-    edit_config(checkpoint, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "gptq" in refusal(load, checkpoint)
+def test_a_quantized_checkpoint_of_an_unknown_kind(checkpoint):
+    edit_config(checkpoint, quantization_config={"quant_method": "quip", "bits": 4})
+    assert "'quip'" in refusal(load, checkpoint)
 
 
 def test_a_missing_shard(tmp_path):

@@ -49,7 +49,7 @@ FAULTS = {
     "no-number": (None, {"hidden_size": "64"}, "hidden_size of config.json must be a positive integer"),
     "activation": (None, {"hidden_act": "relu6"}, "hidden_act 'relu6' is not supported"),
     "rope": (None, {"rope_parameters": {"rope_type": "spiral"}}, "rope_type 'spiral' is not supported"),
-    "quantized": (None, {"quantization_config": {"quant_method": "awq"}}, r"is quantized \(awq\)"),
+    "quantized": (None, {"quantization_config": {"quant_method": "quip"}}, r"is quantized by 'quip'"),
     "architecture": (None, {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "not supported"),
 }
 

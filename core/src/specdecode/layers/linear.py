@@ -8,17 +8,32 @@ are this rank's, and :meth:`Linear.destination` where they belong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from specdec_kernels.projection import Weight
 
 from ..distributed import SOLO, Group, Share, head_shares, rows_per_rank, share_of
 from .packed import Form, PackedWeight
 
 if TYPE_CHECKING:
     from .embedding import VocabEmbedding
+
+_WITHOUT_WEIGHTS = contextvars.ContextVar("without_weights", default=False)
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Linear layers made inside have no weight in memory until :meth:`Linear.allocate` or ``hold``."""
+    token = _WITHOUT_WEIGHTS.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_WEIGHTS.reset(token)
 
 
 class Linear(torch.nn.Module):
@@ -49,7 +64,8 @@ class Linear(torch.nn.Module):
             self._parts[name] = slice(start, start + size)
             start += size
         shape = (self.out_features, in_features)
-        self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        weight = torch.empty(shape, dtype=dtype, device="meta" if _WITHOUT_WEIGHTS.get() else device)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.bias = (
             torch.nn.Parameter(
                 torch.empty(self.out_features, dtype=dtype, device=device), requires_grad=False
@@ -64,10 +80,41 @@ class Linear(torch.nn.Module):
         weight = self.weight.nbytes if self._packed is None else self._packed.num_bytes
         return weight + (0 if self.bias is None else self.bias.nbytes)
 
+    @property
+    def allocated(self) -> bool:
+        """Whether the weight has memory, in its own dtype or in another form."""
+        return self._packed is not None or not self.weight.is_meta
+
+    def allocate(self, device: torch.device) -> None:
+        """Give the weight memory, if it has none."""
+        if not self.allocated:
+            weight = torch.empty_like(self.weight, device=device)
+            self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    @property
+    def packed(self) -> bool:
+        return self._packed is not None
+
+    @property
+    def form_bias(self) -> torch.Tensor | None:
+        """The bias, for the form that takes the weight's place."""
+        return None if self.bias is None else self.bias.data
+
+    @property
+    def operand(self) -> Weight:
+        """What the fused products multiply by: the weight, or its words where it stays quantised."""
+        words: Weight | None = getattr(self._packed, "words", None)
+        return self.weight if words is None else words
+
     def pack(self, form: Form) -> None:
         """Replace the weight by a packed form of it; nothing can be loaded any more."""
-        self._packed = form(self.weight.data, None if self.bias is None else self.bias.data)
-        self.weight = torch.nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        self.hold(form(self.weight.data, self.form_bias))
+
+    def hold(self, packed: PackedWeight) -> None:
+        """Replace the weight by another form of it."""
+        self._packed = packed
+        empty = self.weight.data.new_empty(0)
+        self.weight = torch.nn.Parameter(empty, requires_grad=False)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -93,6 +140,10 @@ class Linear(torch.nn.Module):
         else:
             target = self.weight.data
         return target if part is None else target[self._parts[part]]
+
+    def destination_rows(self, part: str | None = None) -> int:
+        """Outputs of one part, or of all."""
+        return self.out_features if part is None else self._parts[part].stop - self._parts[part].start
 
     def load(self, kind: str, tensor: torch.Tensor, part: str | None = None) -> None:
         """Take a checkpoint's tensor, of one part or of all, into its :meth:`destination`.

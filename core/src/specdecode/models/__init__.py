@@ -15,6 +15,7 @@ from .info import (
 )
 from .loader import load_model, randomize
 from .packing import check_quantization, weight_bytes, why_not_exact
+from .quantized import scheme_of
 from .tokenizer import TokenizerFiles, load_tokenizer
 from .transformers_backend import TransformersDecoder
 from .transformers_layer import TransformersLayer
@@ -26,5 +27,5 @@ __all__ = [
     "TokenizerFiles", "TransformersDecoder", "TransformersLayer", "can_fuse", "check_architecture",
     "check_quantization", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
     "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer", "load_weights", "randomize",
-    "resolve_dtype", "resolve_max_model_len", "resolve_model", "weight_bytes", "why_not_exact",
+    "resolve_dtype", "resolve_max_model_len", "resolve_model", "scheme_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

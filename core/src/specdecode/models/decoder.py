@@ -271,6 +271,6 @@ class Decoder(torch.nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The same in the model's dtype, in which they are computed."""
         if self.fused and hidden.shape[0]:
-            return self.lm_head.gather(product(hidden, self.lm_head.weight))
+            return self.lm_head.gather(product(hidden, self.lm_head.operand))
         logits: torch.Tensor = self.lm_head(hidden)
         return logits

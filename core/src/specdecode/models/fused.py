@@ -112,7 +112,7 @@ def fused_layer(
     attention, mlp = layer.self_attn, layer.mlp
     query = project_qkv(
         stream,
-        attention.qkv_proj.weight,
+        attention.qkv_proj.operand,
         attention.qkv_proj.bias,
         eps=config.rms_norm_eps,
         cos=rotary.cos,
@@ -134,7 +134,7 @@ def fused_layer(
         return mlp.add_to(stream, next_gain, config.rms_norm_eps)
     gated = project_gate_up(
         stream,
-        mlp.gate_up_proj.weight,
+        mlp.gate_up_proj.operand,
         mlp.gate_up_proj.bias,
         eps=config.rms_norm_eps,
         activation=_GATES[ACTIVATIONS[config.hidden_act]],
@@ -145,5 +145,5 @@ def fused_layer(
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
     """The stream with a row-parallel product added, behind its sum over the ranks."""
     if linear.group.size == 1:
-        return add_product(x, linear.weight, linear.bias, stream, gain)
-    return add(linear.group.terms(product(x, linear.weight, linear.bias)), stream, gain)
+        return add_product(x, linear.operand, linear.bias, stream, gain)
+    return add(linear.group.terms(product(x, linear.operand, linear.bias)), stream, gain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterator
@@ -12,13 +13,14 @@ from specdecode.contract import ConfigError
 from specdecode.distributed import SOLO, Group, Share
 from specdecode.layers import RMSNorm, RotatingBackend, VocabEmbedding
 from specdecode.layers.experts import ExpertsLinear
-from specdecode.layers.linear import Linear
+from specdecode.layers.linear import Linear, without_weights
 
 from .decoder import Decoder, DecoderLayer
 from .experts import Router, check_experts, expert_tensors, plain_name, published_name
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
+from .quantized import QuantizedLoader, Scheme, randomize_quantized, read_scheme
 from .transfer import Copy, read_weights
 from .transformers_backend import TransformersDecoder
 from .transformers_support import check_architecture, check_one_rank, is_native, load
@@ -67,17 +69,16 @@ def load_model(
         ConfigError: the architecture or a quantization is not supported, a file is missing or
             damaged, or tensors are missing or of another shape.
     """
-    stored = getattr(files.hf_config, "quantization_config", None)
-    if stored and load_format != "dummy":
-        method = stored.get("quant_method") if isinstance(stored, dict) else stored
-        raise ConfigError(
-            f"model {files.name!r} is quantized ({method}), which is not supported; "
-            "use an unquantized checkpoint of it"
-        )
+    scheme = read_scheme(files.hf_config, files.name)
     check_architecture(files, quantization=quantization, exact=exact)
     group = group or SOLO
     if not is_native(files):
         check_one_rank(files, group.size)
+        if scheme is not None:
+            raise ConfigError(
+                f"model {files.name!r} is quantized ({scheme.method}), which works with the native families "
+                f"only, got {files.architecture!r}: use an unquantized checkpoint of it"
+            )
         return load(
             files,
             dtype=dtype,
@@ -90,27 +91,48 @@ def load_model(
     check_quantization(quantization, dtype, device)
     config.check_ranks(group.size)
     check_experts(config, dtype, device)
-    decoder = Decoder(
-        config,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        backend=backend,
-        group=group,
-        whole_embedding=whole_embedding,
-    )
+    if scheme is not None:
+        _check_scheme(scheme, files, quantization=quantization, experts=config.experts is not None)
+    with contextlib.nullcontext() if scheme is None else without_weights():
+        decoder = Decoder(
+            config,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            backend=backend,
+            group=group,
+            whole_embedding=whole_embedding,
+        )
     if load_format == "dummy":
+        if scheme is not None:
+            randomize_quantized(decoder, scheme, _sources, std=_DUMMY_STD, seed=_DUMMY_SEED)
         randomize(decoder)
     else:
-        _load_checkpoint(decoder, files)
+        _load_checkpoint(decoder, files, scheme)
     pack_weights(decoder, quantization=quantization, exact=exact)
     return decoder.eval()
+
+
+def _check_scheme(scheme: Scheme, files: ModelFiles, *, quantization: str | None, experts: bool) -> None:
+    """Refuse what a quantised checkpoint does not go with."""
+    if quantization is not None:
+        raise ConfigError(
+            f"quantization={quantization!r} makes quantised weights of plain ones, and model {files.name!r} "
+            f"is quantized already ({scheme.method}): leave quantization out"
+        )
+    if experts:
+        raise ConfigError(
+            f"model {files.name!r} is a quantized ({scheme.method}) mixture of experts, which is not "
+            "supported: use an unquantized checkpoint of it"
+        )
 
 
 def randomize(module: torch.nn.Module, *, seed: int = _DUMMY_SEED) -> None:
     """Fill all weights but those of the norms from a seeded normal distribution: ``load_format="dummy"``."""
     norms = {id(own) for part in module.modules() if isinstance(part, RMSNorm) for own in part.parameters()}
-    filled = [own for own in module.parameters() if id(own) not in norms]  # a tied table comes once
+    filled = [
+        own for own in module.parameters() if id(own) not in norms and own.numel()
+    ]  # a tied table comes once
     generator = torch.Generator(filled[0].device).manual_seed(seed)
     shared = _shared_parameters(module)
     for parameter in filled:
@@ -148,12 +170,20 @@ def _draw_share(layer: Linear | VocabEmbedding, kind: str, generator: torch.Gene
         place.copy_(part[share.index])
 
 
-def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
+def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None = None) -> None:
+    tensors = list(stored_tensors(files.path))
+    quantized = None
+    if scheme is not None:
+        names = {stored.name.removeprefix("model."): stored for stored in tensors}
+        quantized = QuantizedLoader(decoder, scheme, _sources, names)
     expected, stacked = dict(_expected(decoder)), dict(_stacked(decoder))
+    if quantized is not None:
+        expected = {name: own for name, own in expected.items() if not quantized.holds(name)}
+        expected |= quantized.destinations()
     missing, published = dict.fromkeys(expected), False
     unused: list[str] = []
     copies: list[Copy] = []
-    for stored in stored_tensors(files.path):
+    for stored in tensors:
         key = plain_name(stored.name.removeprefix("model."))
         filled = stacked[key][1] if key in stacked else [key]
         found = stacked[key][0] if key in stacked else expected.get(key)
@@ -182,6 +212,9 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles) -> None:
             f"({_few(names)}); fetch it again, or see whether config.json is its own"
         )
     read_weights(copies)
+    if quantized is not None:
+        quantized.finish(files.path)
+        unused = [name for name in unused if not Scheme.UNUSED.search(name)]
     if unused := [name for name in unused if not _harmless(name, decoder)]:
         logger.warning(
             "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused)
@@ -208,6 +241,8 @@ def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share
             for kind, parameter in module.named_parameters(recurse=False):
                 if isinstance(module, RMSNorm | Router):
                     yield f"{source}.{kind}", (parameter.data, None)
+                elif isinstance(module, Linear) and kind == "weight" and not module.allocated:
+                    continue  # it is stored quantised
                 else:
                     yield f"{source}.{kind}", (module.destination(kind, part), module.share(kind, part))
 

@@ -86,6 +86,8 @@ def pack_weights(decoder: Decoder, *, quantization: str | None, exact: bool) -> 
     scores = dense_form(torch.float32, exact=exact)
     for module in decoder.modules():
         if isinstance(module, Linear | ExpertsLinear):
+            if isinstance(module, Linear) and module.packed:
+                continue
             module.pack(form)
         elif isinstance(module, Router) and scores is not None:
             module.pack(scores)

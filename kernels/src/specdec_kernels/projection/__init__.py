@@ -13,15 +13,18 @@ bits of the dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 from ..gpu import takes
+from ..quantized import WordMatrix
 from . import reference
 from .stream import Stream
 
 Activation = Literal["silu", "gelu_tanh"]
+#: A matrix of the activations' dtype, or one that stays quantised.
+Weight: TypeAlias = torch.Tensor | WordMatrix
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
@@ -92,7 +95,7 @@ def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def project_qkv(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     *,
     eps: float,
@@ -150,7 +153,7 @@ def project_qkv(
 
 def project_gate_up(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     *,
     eps: float,
@@ -173,7 +176,7 @@ def project_gate_up(
 
 def add_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     stream: Stream,
     gain: torch.Tensor,
@@ -218,13 +221,13 @@ def normalize(
     return _implementation(stream.residual, gain).normalize(stream, gain, eps, rows)
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x W^T + b``: ``[T, K]`` and ``[N, K]``, both contiguous, to ``[T, N]`` of the dtype of ``x``."""
     return _implementation(x, weight).product(x, weight, bias)
 
 
-def _implementation(*tensors: torch.Tensor):
-    if takes(*tensors):
+def _implementation(*tensors: Weight):
+    if takes(*(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))):
         from . import gpu  # needs Triton
 
         return gpu
@@ -234,6 +237,7 @@ def _implementation(*tensors: torch.Tensor):
 __all__ = [
     "Activation",
     "Stream",
+    "Weight",
     "add",
     "add_product",
     "embed",

@@ -69,8 +69,9 @@ def add_terms_kernel(
 
 @triton.jit
 def normalize_kernel(
-    RESIDUAL, GAIN, SQUARES, stride, TOKENS, Y, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    RESIDUAL, GAIN, SQUARES, stride, TOKENS, Y, eps,
+    H: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """``BLOCK`` columns of a token over its RMS, by ``GAIN``; of tokens ``TOKENS`` if that is given."""
     own = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -83,7 +84,7 @@ def normalize_kernel(
         m = tl.load(TOKENS + own).to(tl.int32)
     at = m.to(tl.int64) * H + column
     x = tl.load(RESIDUAL + at, mask=column < H, other=0.0).to(tl.float32)
-    squares = partial_squares(SQUARES, stride, m + tl.arange(0, 1), m + 1, H, 1)
+    squares = partial_squares(SQUARES, stride, m + tl.arange(0, 1), m + 1, H, 1, COLUMNS)
     scale = tl.reshape(reciprocal_rms(squares, eps, H, 1), (1,))
     tl.store(Y + own.to(tl.int64) * H + column, x * scale * gain, mask=column < H)
 

@@ -13,7 +13,6 @@ from triton.language.extra import cuda
 from ..activation.gpu import activate
 from ..gpu.sums import sum_squares
 from .mainloop import (
-    accumulate,
     accumulate_pairs,
     halves,
     paired,
@@ -22,6 +21,7 @@ from .mainloop import (
     prefetch,
     reciprocal_rms,
 )
+from .quantized import multiply
 
 
 @triton.jit(do_not_specialize=["M", "ahead"])
@@ -31,6 +31,7 @@ def product_kernel(
     WB,
     XB0,
     XB1,
+    PARAMS,
     BIAS,
     Y,
     M,
@@ -45,6 +46,11 @@ def product_kernel(
     GROUP: tl.constexpr,
     EVICT: tl.constexpr,
     EARLY: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``Y = X W^T + BIAS``."""
@@ -52,10 +58,13 @@ def product_kernel(
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS)
         cuda.gdc_wait()
     m = m * (B0 + B1)
-    a0, a1 = accumulate(W, X, WB, XB0, XB1, n, rows, m, M, K, ROWS, B0, B1, BK, STAGES, EVICT, PDL)
+    a0, a1 = multiply(
+        W, PARAMS, X, WB, XB0, XB1, n, rows, m, M, N, K, KIND, SIZE, SPLIT, BESIDE, ROWS, B0, B1, BK, STAGES,
+        EVICT, PDL,
+    )  # fmt: skip
     _store_product(a0, BIAS, Y, row, m, M, N, B0)
     if B1 > 0:
         _store_product(a1, BIAS, Y, row, m + B0, M, N, B1)
@@ -76,6 +85,7 @@ def add_kernel(
     WB,
     XB0,
     XB1,
+    PARAMS,
     BIAS,
     DELTA,
     RESIDUAL,
@@ -88,6 +98,7 @@ def add_kernel(
     ahead,
     N: tl.constexpr,
     K: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     B0: tl.constexpr,
     B1: tl.constexpr,
@@ -96,6 +107,11 @@ def add_kernel(
     GROUP: tl.constexpr,
     EVICT: tl.constexpr,
     EARLY: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``NEW_RESIDUAL = RESIDUAL + X W^T + DELTA + BIAS``, that by ``GAIN``, and the sums of its squares."""
@@ -103,7 +119,7 @@ def add_kernel(
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS)
     if EARLY:  # a gain is a weight: written by no kernel
         gain = tl.load(GAIN + row, mask=row < N, other=0.0)
     if PDL:
@@ -113,15 +129,21 @@ def add_kernel(
         r0 = _residual(RESIDUAL, row, m, M, N, B0)
         if B1 > 0:
             r1 = _residual(RESIDUAL, row, m + B0, M, N, B1)
-    a0, a1 = accumulate(W, X, WB, XB0, XB1, n, rows, m, M, K, ROWS, B0, B1, BK, STAGES, EVICT, PDL)
+    a0, a1 = multiply(
+        W, PARAMS, X, WB, XB0, XB1, n, rows, m, M, N, K, KIND, SIZE, SPLIT, BESIDE, ROWS, B0, B1, BK, STAGES,
+        EVICT, PDL,
+    )  # fmt: skip
     if not EARLY:
         gain = tl.load(GAIN + row, mask=row < N, other=0.0)
         r0 = _residual(RESIDUAL, row, m, M, N, B0)
-    _add(a0, r0, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m, M, N, ROWS, B0)
+    _add(a0, r0, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m, M, N, COLUMNS, ROWS, B0)
     if B1 > 0:
         if not EARLY:
             r1 = _residual(RESIDUAL, row, m + B0, M, N, B1)
-        _add(a1, r1, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m + B0, M, N, ROWS, B1)
+        _add(
+            a1, r1, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m + B0, M, N, COLUMNS,
+            ROWS, B1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -147,6 +169,7 @@ def _add(
     m,
     M,
     N: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     B: tl.constexpr,
 ):
@@ -163,9 +186,9 @@ def _add(
     tl.store(NEW_RESIDUAL + at, rounded, mask=inside)
     residual = tl.where((row < N)[:, None], rounded.to(tl.float32), 0.0)
     tl.store(SCALED + at, residual * gain.to(tl.float32)[:, None], mask=inside)
-    part = n * (ROWS // 64) + tl.arange(0, ROWS // 64)
-    squares = sum_squares(residual, ROWS, B, 64)
-    stored = (part * 64 < N)[:, None] & (m < M)[None, :]
+    part = n * (ROWS // COLUMNS) + tl.arange(0, ROWS // COLUMNS)
+    squares = sum_squares(residual, ROWS, B, COLUMNS)
+    stored = (part * COLUMNS < N)[:, None] & (m < M)[None, :]
     tl.store(SQUARES + part[:, None] * stride + m[None, :], squares, mask=stored)
 
 
@@ -176,6 +199,7 @@ def gate_up_kernel(
     WB,
     XB0,
     XB1,
+    PARAMS,
     BIAS,
     DELTA,
     SQUARES,
@@ -187,6 +211,7 @@ def gate_up_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     GELU: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     B0: tl.constexpr,
     B1: tl.constexpr,
@@ -195,6 +220,11 @@ def gate_up_kernel(
     GROUP: tl.constexpr,
     EVICT: tl.constexpr,
     EARLY: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``Y = act(gate) up``: a tile holds ``ROWS / 2`` rows of the gate and those ``N`` rows further."""
@@ -202,28 +232,31 @@ def gate_up_kernel(
     pair, half = paired(tl.arange(0, ROWS))
     rows = tl.minimum(n * (ROWS // 2) + pair, N - 1) + half * N
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS)
         cuda.gdc_wait()
     m = m * (B0 + B1)
     if EARLY:
-        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0)
+        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0, COLUMNS)
         if B1 > 0:
-            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1)
+            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1, COLUMNS)
     if WB is not None:
         HALF: tl.constexpr = ROWS // 2
         x0, y0, x1, y1 = accumulate_pairs(
             WB, XB0, XB1, n * HALF, n * HALF + N, m, K, HALF, B0, B1, BK, STAGES, PDL
         )  # fmt: skip
     else:
-        a0, a1 = accumulate(W, X, None, None, None, n, rows, m, M, K, ROWS, B0, B1, BK, STAGES, EVICT, PDL)
+        a0, a1 = multiply(
+            W, PARAMS, X, None, None, None, n, rows, m, M, 2 * N, K, KIND, SIZE, SPLIT, BESIDE, ROWS, B0, B1,
+            BK, STAGES, EVICT, PDL,
+        )  # fmt: skip
     if not EARLY:
-        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0)
+        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0, COLUMNS)
     if WB is None:
         x0, y0 = halves(a0, ROWS, B0)
     _gate(x0, y0, s0, BIAS, DELTA, Y, n, m, M, eps, N, K, GELU, ROWS, B0)
     if B1 > 0:
         if not EARLY:
-            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1)
+            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1, COLUMNS)
         if WB is None:
             x1, y1 = halves(a1, ROWS, B1)
         _gate(x1, y1, s1, BIAS, DELTA, Y, n, m + B0, M, eps, N, K, GELU, ROWS, B1)

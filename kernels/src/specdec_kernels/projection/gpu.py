@@ -9,6 +9,7 @@ import torch
 import triton
 
 from ..gpu import launch
+from ..quantized import WordMatrix
 from . import tiles
 from .between import add_terms_kernel, embed_kernel, gather_kernel, join_kernel, normalize_kernel
 from .boxes import boxes
@@ -16,6 +17,8 @@ from .fused import add_kernel, gate_up_kernel, product_kernel
 from .heads import qkv_kernel
 from .stream import Stream
 from .tiles import Tile
+
+Weight = torch.Tensor | WordMatrix
 
 #: Tiles of tokens that are gone through together, for the L2 cache.
 _GROUP = 8
@@ -78,7 +81,7 @@ def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
 
 def project_qkv(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     *,
     eps: float,
@@ -93,7 +96,7 @@ def project_qkv(
     rotate: bool,
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    x = stream.scaled
+    x = _ordered(stream.scaled, weight)
     tokens = x.shape[0]
     kv_heads, dim = key_cache.shape[2:]
     heads = weight.shape[0] // dim
@@ -117,20 +120,21 @@ def project_qkv(
         D=dim,
         ROTATED=cos.shape[1] if rotate else 0,
         PAIRS=pairs,
+        COLUMNS=stream.columns,
     )
     return query
 
 
 def project_gate_up(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     *,
     eps: float,
     activation: str,
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    x = stream.scaled
+    x = _ordered(stream.scaled, weight)
     tokens, size = x.shape[0], weight.shape[0] // 2
     y = x.new_empty(tokens, size)
     if tokens:
@@ -144,22 +148,24 @@ def project_gate_up(
             N=size,
             K=x.shape[1],
             GELU=activation == "gelu_tanh",
+            COLUMNS=stream.columns,
         )
     return y
 
 
 def add_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     stream: Stream,
     gain: torch.Tensor,
     *,
     delta: torch.Tensor | None = None,
 ) -> Stream:
+    x = _ordered(x, weight)
     tokens = x.shape[0]
     width, inputs = weight.shape
-    new = Stream.empty(tokens, width, stream.residual)
+    new = Stream.empty(tokens, width, stream.residual, tiles.columns_of(weight))
     if tokens:
         _launch(
             add_kernel,
@@ -167,6 +173,7 @@ def add_product(
             *(new.residual, new.scaled, *_squares(new)),
             N=width,
             K=inputs,
+            COLUMNS=new.columns,
         )
     return new
 
@@ -198,11 +205,12 @@ def normalize(
     if tokens:
         grid = (tokens, -(-width // _COLUMNS))
         parts = (stream.residual, gain, *_squares(stream), rows, y, eps)
-        launch(normalize_kernel, grid, *parts, H=width, BLOCK=_COLUMNS, num_warps=4)
+        launch(normalize_kernel, grid, *parts, H=width, COLUMNS=stream.columns, BLOCK=_COLUMNS, num_warps=4)
     return y
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    x = _ordered(x, weight)
     tokens = x.shape[0]
     outputs, inputs = weight.shape
     y = x.new_empty(tokens, outputs)
@@ -217,17 +225,28 @@ def _squares(stream: Stream) -> tuple[torch.Tensor | None, int]:
     return stream.squares, 0 if stream.squares is None else stream.squares.stride(0)
 
 
-def _tile(kind: str, x: torch.Tensor, weight: torch.Tensor, held: int = 1) -> Tile:
+def _ordered(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Inputs in the order of the weight's columns."""
+    if isinstance(weight, torch.Tensor) or weight.order is None:
+        return x
+    return x.index_select(1, weight.order)
+
+
+def _tile(kind: str, x: torch.Tensor, weight: Weight, held: int = 1) -> Tile:
     name, shared = tiles.family(x.device.index)
-    tile = tiles.choose(kind, x.dtype, name, *weight.shape, tiles.token_class(x.shape[0]))
-    return tiles.fitted(tile, x.element_size(), shared, rows=held)
+    bound, parts = tiles.token_class(x.shape[0]), tiles.parts_of(weight)
+    if isinstance(weight, torch.Tensor):
+        tile = tiles.choose(kind, x.dtype, name, *weight.shape, bound)
+        return tiles.fitted(tile, x.element_size(), shared, rows=held)
+    tile = tiles.choose(kind, x.dtype, name, *weight.shape, bound, weight.label, parts)
+    return tiles.fitted(tile, x.element_size(), shared, rows=held, bits=weight.bits, parts=parts)
 
 
 def _launch(
     kernel: Any,
     tile: Tile,
     rows: int,
-    weight: torch.Tensor,
+    weight: Weight,
     x: torch.Tensor,
     *tensors: Any,
     scalars: tuple[float, ...] = (),
@@ -238,16 +257,26 @@ def _launch(
 
     ``pairs``: as of :func:`boxes`; None: the tiles' rows cannot be had in boxes.
     """
-    row_bytes = weight.shape[1] * weight.element_size()
+    how: dict[str, Any]
+    if isinstance(weight, WordMatrix):
+        stored, params = weight.words, weight.params
+        parts = tiles.parts_of(weight)
+        how = {"KIND": weight.kind, "SIZE": weight.group, "SPLIT": parts, "BESIDE": tiles.beside(tile, parts)}
+        by = None
+    else:
+        stored, params = weight, None
+        how = {"KIND": "", "SIZE": 0, "SPLIT": 1, "BESIDE": False}
+        by = boxes(weight, x, tile, pairs) if tile.boxes and pairs is not None else None
+    row_bytes = stored.shape[1] * stored.element_size()
     # a copy in bulk wants multiples of 16 bytes; a row may be shared by two threads
     ahead = min(tile.prefetch, row_bytes) // 32 * 32 if row_bytes % 16 == 0 else 0
     columns = -(-x.shape[0] // sum(tile.tokens))
-    by = boxes(weight, x, tile, pairs) if tile.boxes and pairs is not None else None
     launch(
         kernel,
         (-(-rows // tile.rows) * columns,),
-        *(weight, x, *(by or (None, None, None)), *tensors, x.shape[0], ahead, *scalars),
+        *(stored, x, *(by or (None, None, None)), params, *tensors, x.shape[0], ahead, *scalars),
         **constants,
+        **how,
         ROWS=tile.rows,
         B0=tile.tokens[0],
         B1=tile.tokens[1],
@@ -257,6 +286,7 @@ def _launch(
         # weights that no other program reads make room for what is read again
         EVICT="evict_first" if columns == 1 else "",
         EARLY=tile.early,
+        WIDTH=stored.shape[1],
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -8,7 +8,6 @@ from triton.language.extra import cuda
 
 from ..gpu.sums import tree_sum
 from .mainloop import (
-    accumulate,
     accumulate_pairs,
     halves,
     paired,
@@ -17,6 +16,7 @@ from .mainloop import (
     prefetch,
     reciprocal_rms,
 )
+from .quantized import multiply
 
 
 @triton.jit(do_not_specialize=["M", "ahead"])
@@ -26,6 +26,7 @@ def qkv_kernel(
     WB,
     XB0,
     XB1,
+    PARAMS,
     BIAS,
     DELTA,
     SQUARES,
@@ -48,6 +49,7 @@ def qkv_kernel(
     D: tl.constexpr,
     ROTATED: tl.constexpr,
     PAIRS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     B0: tl.constexpr,
     B1: tl.constexpr,
@@ -56,6 +58,11 @@ def qkv_kernel(
     GROUP: tl.constexpr,
     EVICT: tl.constexpr,
     EARLY: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Queries, keys and values, rotated and stored.
@@ -69,7 +76,7 @@ def qkv_kernel(
     rows = tl.where(there, head * D + tl.where(half == 0, low, high), 0)
     m = m * (B0 + B1)
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS)
     if EARLY:  # positions and slots come from further back than the kernel right before
         t0 = _turns(COS, SIN, POSITIONS, SLOTS, n, m, M, HQ, HKV, D, ROTATED, PAIRS, ROWS, B0)
         if B1 > 0:
@@ -77,9 +84,9 @@ def qkv_kernel(
     if PDL:
         cuda.gdc_wait()
     if EARLY:
-        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0)
+        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0, COLUMNS)
         if B1 > 0:
-            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1)
+            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1, COLUMNS)
     if WB is not None:  # a tile is a part of one head
         HALF: tl.constexpr = ROWS // 2
         start = n * HALF // PAIRS * D + n * HALF % PAIRS
@@ -87,9 +94,12 @@ def qkv_kernel(
             WB, XB0, XB1, start, start + PAIRS, m, K, HALF, B0, B1, BK, STAGES, PDL
         )  # fmt: skip
     else:
-        a0, a1 = accumulate(W, X, None, None, None, n, rows, m, M, K, ROWS, B0, B1, BK, STAGES, EVICT, PDL)
+        a0, a1 = multiply(
+            W, PARAMS, X, None, None, None, n, rows, m, M, (HQ + 2 * HKV) * D, K, KIND, SIZE, SPLIT, BESIDE,
+            ROWS, B0, B1, BK, STAGES, EVICT, PDL,
+        )  # fmt: skip
     if not EARLY:
-        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0)
+        s0 = partial_squares(SQUARES, stride, m + tl.arange(0, B0), M, K, B0, COLUMNS)
         t0 = _turns(COS, SIN, POSITIONS, SLOTS, n, m, M, HQ, HKV, D, ROTATED, PAIRS, ROWS, B0)
     if WB is None:
         x0, y0 = halves(a0, ROWS, B0)
@@ -99,7 +109,7 @@ def qkv_kernel(
     )  # fmt: skip
     if B1 > 0:
         if not EARLY:
-            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1)
+            s1 = partial_squares(SQUARES, stride, m + B0 + tl.arange(0, B1), M, K, B1, COLUMNS)
             t1 = _turns(COS, SIN, POSITIONS, SLOTS, n, m + B0, M, HQ, HKV, D, ROTATED, PAIRS, ROWS, B1)
         if WB is None:
             x1, y1 = halves(a1, ROWS, B1)

@@ -178,7 +178,9 @@ def halves(a, ROWS: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
+def partial_squares(
+    SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr = 64
+):  # fmt: skip
     """What :func:`reciprocal_rms` adds up: ``[8, B]`` of each eight rows of the partial sums.
 
     Without ``SQUARES`` there is nothing to divide by: ``[1, B]``, the factor itself.
@@ -186,12 +188,12 @@ def partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
     if SQUARES is None:
         return (tl.full((1, B), 1.0, tl.float32),)
     else:
-        return _partial_squares(SQUARES, stride, m, M, H, B)
+        return _partial_squares(SQUARES, stride, m, M, H, B, COLUMNS)
 
 
 @triton.jit
-def _partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr):
-    PARTS: tl.constexpr = (H + 63) // 64
+def _partial_squares(SQUARES, stride, m, M, H: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):
+    PARTS: tl.constexpr = (H + COLUMNS - 1) // COLUMNS
     j = tl.arange(0, 8)[:, None]
     there = (j < PARTS) & (m < M)[None, :]
     parts = (tl.load(SQUARES + j * stride + m[None, :], mask=there, other=0.0),)

@@ -8,8 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from ..kv_write.reference import write_kv
+from ..quantized import WordMatrix
 from ..rotary.reference import rotate as rotate_heads
 from .stream import COLUMNS, Stream
+from .tiles import columns_of
+
+Weight = torch.Tensor | WordMatrix
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, gain: torch.Tensor) -> Stream:
@@ -41,7 +45,7 @@ def _rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
 
 def project_qkv(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     *,
     eps: float,
@@ -72,7 +76,7 @@ def project_qkv(
 
 def project_gate_up(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     *,
     eps: float,
@@ -86,16 +90,16 @@ def project_gate_up(
 
 def add_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     stream: Stream,
     gain: torch.Tensor,
     *,
     delta: torch.Tensor | None = None,
 ) -> Stream:
-    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    y = F.linear(x.float(), _float(weight), None if bias is None else bias.float())
     y = y if delta is None else y + delta.float()
-    return stream_of(stream.residual + y.to(x.dtype), gain)
+    return stream_of(stream.residual + y.to(x.dtype), gain, columns_of(weight))
 
 
 def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
@@ -115,19 +119,23 @@ def normalize(
     return (residual.float() * scale * gain.float()).to(residual.dtype)
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x.float(), _float(weight), None if bias is None else bias.float()).to(x.dtype)
+
+
+def _float(weight: Weight) -> torch.Tensor:
+    return weight.float() if isinstance(weight, torch.Tensor) else weight.matrix().dequantized()
 
 
 def normalized_product(
     stream: Stream,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     eps: float,
     delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The normalised stream times ``weight``, in float32."""
-    y = F.linear(stream.scaled.float(), weight.float())
+    y = F.linear(stream.scaled.float(), _float(weight))
     y = y if delta is None else y + delta.float()
     if stream.squares is not None:
         y = y * _scale(stream, eps)
@@ -140,11 +148,11 @@ def _scale(stream: Stream, eps: float) -> torch.Tensor:
     return (stream.squares[:, :tokens].sum(0) / width + eps).rsqrt()[:, None]
 
 
-def stream_of(residual: torch.Tensor, gain: torch.Tensor) -> Stream:
+def stream_of(residual: torch.Tensor, gain: torch.Tensor, columns: int = COLUMNS) -> Stream:
     """``residual`` as the stream that enters a norm of ``gain``."""
     tokens, width = residual.shape
-    stream = Stream.empty(tokens, width, residual)
-    squares = F.pad(residual.float().square(), (0, -width % COLUMNS)).unflatten(1, (-1, COLUMNS)).sum(2)
+    stream = Stream.empty(tokens, width, residual, columns)
+    squares = F.pad(residual.float().square(), (0, -width % columns)).unflatten(1, (-1, columns)).sum(2)
     assert stream.squares is not None
     stream.squares[:, :tokens] = squares.T
-    return Stream(residual, (residual.float() * gain.float()).to(residual.dtype), stream.squares)
+    return Stream(residual, (residual.float() * gain.float()).to(residual.dtype), stream.squares, columns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: Columns that one partial sum of squares covers.
+#: Columns that one partial sum of squares covers, as a rule.
 COLUMNS = 64
 #: The partial sums' rows are padded to a multiple of this many tokens.
 _PADDING = 16
@@ -23,17 +23,19 @@ class Stream:
     Attributes:
         residual: ``[T, H]``.
         scaled: ``[T, H]``, ``residual`` times the gain of the norm that comes next, of its dtype.
-        squares: ``[ceil(H / 64), >= T]`` float32, sums of ``residual^2`` over 64 columns each. None:
-            ``scaled``, of any width, is multiplied as it is; whatever norm there was is in it.
+        squares: ``[ceil(H / columns), >= T]`` float32, sums of ``residual^2`` over so many columns each.
+            None: ``scaled``, of any width, is multiplied as it is; whatever norm there was is in it.
+        columns: 64, or fewer where a product's tiles are lower.
     """
 
     residual: torch.Tensor
     scaled: torch.Tensor
     squares: torch.Tensor | None
+    columns: int = COLUMNS
 
     @staticmethod
-    def empty(tokens: int, width: int, like: torch.Tensor) -> Stream:
+    def empty(tokens: int, width: int, like: torch.Tensor, columns: int = COLUMNS) -> Stream:
         """An uninitialised stream of the dtype and device of ``like``."""
         residual, scaled = like.new_empty(tokens, width), like.new_empty(tokens, width)
-        parts, padded = -(-width // COLUMNS), -(-tokens // _PADDING) * _PADDING
-        return Stream(residual, scaled, like.new_empty((parts, padded), dtype=torch.float32))
+        parts, padded = -(-width // columns), -(-tokens // _PADDING) * _PADDING
+        return Stream(residual, scaled, like.new_empty((parts, padded), dtype=torch.float32), columns)

@@ -10,6 +10,13 @@ from typing import Any
 
 import torch
 
+from ..quantized import BLOCK, WordMatrix
+from .stream import COLUMNS
+
+#: Outputs from which a matrix of words has tiles for all SMs, and the parts that the inputs of others are in.
+_MANY_OUTPUTS, _PARTS = 16384, 4
+#: Most rows and tokens of a tile in which the parts stand beside each other.
+_TALLEST, _WIDEST = 256, 128
 #: Products of at most so many tokens share a tile; those of more take the last one's.
 CLASSES = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1 << 30)
 
@@ -59,18 +66,30 @@ def token_class(tokens: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(kind: str, dtype: torch.dtype, device: str, outputs: int, inputs: int, bound: int) -> Tile:
+def choose(
+    kind: str,
+    dtype: torch.dtype,
+    device: str,
+    outputs: int,
+    inputs: int,
+    bound: int,
+    label: str = "",
+    parts: int = 1,
+) -> Tile:
     """The tile of ``kind`` (``product``, ``add``, ``gate_up``, ``qkv``) for weights ``[outputs, inputs]``.
 
     Args:
         device: the family, as :func:`family` tells it.
         bound: a class of tokens.
+        label: of weights that stay quantised (:attr:`WordMatrix.label`); "": they are of ``dtype``.
+        parts: :func:`parts_of` those.
     """
-    found = tuned().get(device, {}).get(str(dtype).removeprefix("torch."), {}).get(kind, {})
+    name = str(dtype).removeprefix("torch.") + (f" {label}" if label else "")
+    found = tuned().get(device, {}).get(name, {}).get(kind, {})
     by_shape = found.get(f"{outputs}x{inputs}", {})
     if (values := by_shape.get(str(bound))) is not None:
         return Tile.parse(values)
-    return by_rule(kind, dtype, inputs, bound)
+    return by_rule_of_words(kind, dtype, bound, parts) if label else by_rule(kind, dtype, inputs, bound)
 
 
 def by_rule(kind: str, dtype: torch.dtype, inputs: int, bound: int) -> Tile:
@@ -95,19 +114,74 @@ def by_rule(kind: str, dtype: torch.dtype, inputs: int, bound: int) -> Tile:
     return Tile(128, tokens, min(64, widest), 3, 8)
 
 
-def fitted(tile: Tile, size: int, shared: int, *, rows: int = 1) -> Tile:
+def parts_of(weight: torch.Tensor | WordMatrix) -> int:
+    """Parts of the inputs that are summed on their own: a power of two that the shape alone decides.
+
+    Decoding takes more warps than reading does: where there are few outputs, each gets several.
+    """
+    if isinstance(weight, torch.Tensor):
+        return 1
+    outputs, inputs = weight.shape
+    blocks = -(-inputs // BLOCK)
+    parts = 1 if outputs > _MANY_OUTPUTS else _PARTS
+    while blocks % parts:
+        parts //= 2
+    return parts
+
+
+def columns_of(weight: torch.Tensor | WordMatrix) -> int:
+    """Columns of a partial sum of squares behind a product."""
+    return COLUMNS if parts_of(weight) == 1 else COLUMNS // 2
+
+
+def beside(tile: Tile, parts: int) -> bool:
+    """Whether a tile is to hold all parts of the inputs at a time."""
+    return (
+        parts > 1
+        and not tile.tokens[1]
+        and tile.rows * parts <= _TALLEST
+        and tile.tokens[0] * parts <= _WIDEST
+    )
+
+
+def by_rule_of_words(kind: str, dtype: torch.dtype, bound: int, parts: int) -> Tile:
+    """The same for weights that stay quantised, whose loop goes in steps of a block of them."""
+    if dtype is torch.float32:
+        return Tile(32 if parts > 1 else 64, (16, 0), BLOCK, 2, 4)
+    if bound <= 64 and parts > 1:
+        return Tile(32, (min(bound, 32), 0), BLOCK, 5, 8, 1024 if kind == "qkv" else 512)
+    if bound <= 64:
+        rows = 128 if kind == "gate_up" else 64
+        return Tile(
+            rows, (32, 16) if bound == 48 else (bound, 0), BLOCK, 6, 4, 512 if kind == "gate_up" else 0
+        )
+    # decoding takes its time anew for each tile of tokens, and registers beside those of the sums
+    return Tile(128, (64, 0), BLOCK, 3, 8)
+
+
+def fitted(
+    tile: Tile, size: int, shared: int, *, rows: int = 1, bits: int | None = None, parts: int = 1
+) -> Tile:
     """``tile`` with a multiple of ``rows`` rows, and no more stages than fit into shared memory.
 
     Args:
         size: bytes of an element.
         shared: bytes of shared memory that a program may have.
         rows: a power of two.
+        bits: of a weight; None: as of the other elements.
+        parts: of the inputs.
     """
     wide = max(tile.rows, rows)
-    stage = (wide + sum(tile.tokens)) * tile.inputs * size
+    warps = min(8, tile.warps * wide // tile.rows)
+    tall, tokens = wide, sum(tile.tokens)
+    if beside(replace(tile, rows=wide), parts):
+        tall, tokens = tall * parts, tokens * parts
+    stage = (tall * (bits or 8 * size) // 8 + tokens * size) * tile.inputs
+    if bits is not None:
+        stage += 4 * 2 * 4 * tall  # parameters of four groups at the most, in two layouts
     # some is kept for the epilogue's exchanges, which the compiler lays over the stages if it can
     stages = max(1, min(tile.stages, (shared - 1024) // stage))
-    return replace(tile, rows=wide, stages=stages, warps=min(8, tile.warps * wide // tile.rows))
+    return replace(tile, rows=wide, stages=stages, warps=warps)
 
 
 @functools.cache

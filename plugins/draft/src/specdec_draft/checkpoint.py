@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from specdecode.contract import CheckpointInfo, ConfigError, Unsupported
+from specdecode.contract import CheckpointInfo, ConfigError
 from specdecode.heads.fields import activation, positive, rope_parameters
 from specdecode.heads.native import FAMILIES, Family
 
@@ -46,12 +46,11 @@ def describe(checkpoint: CheckpointInfo) -> DraftShape:
         Unsupported, ConfigError: what the config or the tensors lack.
     """
     config, where = checkpoint.config, f"the draft {checkpoint.path}"
-    if stored := config.get("quantization_config"):
-        method = stored.get("quant_method") if isinstance(stored, Mapping) else stored
-        raise Unsupported(
-            f"{where} is quantized ({method}), which is not supported; use an unquantized checkpoint of it, "
-            "or a GGUF file"
-        )
+    quantised = config.get("quantization_config")
+    if quantised:
+        from specdecode.models import scheme_of  # imports torch
+
+        scheme_of(quantised, str(checkpoint.path))
     if checkpoint.tensors and not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(f"{where} has pickled weights only: save it as safetensors")
     family = FAMILIES.get(_architecture(config) or "")
@@ -69,7 +68,10 @@ def describe(checkpoint: CheckpointInfo) -> DraftShape:
     )
     activation(config, where)
     if not checkpoint.dummy:  # of a dummy no weights are read
-        _check_tensors(checkpoint, _tensors(config, family, shape, sizes))
+        wanted = _tensors(config, family, shape, sizes)
+        if quantised:  # how its linear layers are stored, core knows
+            wanted = (entry for entry in wanted if not entry[0].endswith(("_proj.weight", "lm_head.weight")))
+        _check_tensors(checkpoint, wanted)
     return shape
 
 

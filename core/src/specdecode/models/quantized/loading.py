@@ -1,0 +1,156 @@
+"""Fills a decoder from a quantised checkpoint: which tensors are read, and what becomes of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import attrs
+import torch
+from specdec_kernels.quantized import QuantizedMatrix
+
+from specdecode.contract import ConfigError
+from specdecode.layers.linear import Linear
+
+from ..decoder import Decoder
+from ..weights import StoredTensor
+from .form import form_of
+from .scheme import Layout, Scheme
+
+logger = logging.getLogger(__name__)
+
+#: Modules of a checkpoint, each with its part, that a module of the decoder is made of.
+Sources = Callable[[str], list[tuple[str, str | None]]]
+
+
+@attrs.frozen(eq=False)
+class _Part:
+    """A quantised part of a layer, its tensors by the last part of their names: filled when they are read."""
+
+    name: str
+    part: str | None
+    layout: Layout
+    tensors: dict[str, torch.Tensor]
+
+
+class QuantizedLoader:
+    """Linear layers whose parts are stored quantised, between the plan of what is read and its use.
+
+    The weights of such layers are never allocated in the model's dtype. A layer of which only some parts are
+    quantised, or each in another way, is dequantised.
+    """
+
+    def __init__(
+        self, decoder: Decoder, scheme: Scheme, sources: Sources, stored: Mapping[str, StoredTensor]
+    ) -> None:
+        self._decoder = decoder
+        self._layers: dict[str, list[_Part]] = {}
+        for path, layer in _layers_to_fill(decoder):
+            owners = sources(path)
+            parts = [part for part in (_part(scheme, stored, *owner) for owner in owners) if part is not None]
+            if len(parts) < len(owners):
+                layer.allocate(decoder.device)
+            if parts:
+                self._layers[path] = parts
+
+    def destinations(self) -> Iterator[tuple[str, tuple[torch.Tensor, None]]]:
+        """Names of the tensors that are to be read whole, without ``model.``, and where they belong."""
+        device = self._decoder.device
+        for parts in self._layers.values():
+            for part in parts:
+                for kind, tensor in part.tensors.items():
+                    part.tensors[kind] = tensor = torch.empty_like(tensor, device=device)
+                    yield f"{part.name}.{kind}", (tensor, None)
+
+    def holds(self, name: str) -> bool:
+        """Whether a dense weight of that name is none that must be there."""
+        return any(name == f"{part.name}.weight" for parts in self._layers.values() for part in parts)
+
+    def finish(self, path: Path) -> None:
+        """Make layers of what was read; ConfigError names a tensor that does not fit."""
+        dequantised: dict[str, str] = {}
+        for name, parts in self._layers.items():
+            layer = self._decoder.get_submodule(name)
+            assert isinstance(layer, Linear)
+            matrices = []
+            for part in parts:
+                share = layer.share("weight", part.part)
+                rows, inputs = layer.destination_rows(part.part), layer.in_features
+                if share is not None:
+                    rows, inputs = (share.whole, inputs) if share.dim == 0 else (rows, share.whole)
+                try:
+                    matrix = part.layout.matrix(part.tensors, rows, inputs)
+                    if share is not None:
+                        matrix = matrix.narrowed(share.dim, share.start, share.size)
+                    matrices.append(matrix)
+                except (ValueError, KeyError, RuntimeError) as error:
+                    said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+                    raise ConfigError(
+                        f"module {part.name} of the checkpoint {path} does not fit its quantization_config: "
+                        f"{said}; see whether both are of one model"
+                    ) from error
+                part.tensors.clear()
+            if reason := self._hold(layer, parts, matrices):
+                dequantised[name] = reason
+        if dequantised:
+            name, reason = next(iter(dequantised.items()))
+            logger.warning(
+                "%s: %d layers are dequantised, and take the memory of dense ones (%s: %s)",
+                path, len(dequantised), name, reason,
+            )  # fmt: skip
+
+    def _hold(self, layer: Linear, parts: list[_Part], matrices: list[QuantizedMatrix]) -> str | None:
+        whole = None
+        reason = "only some of its parts are quantised"
+        if not layer.allocated:
+            whole, reason = QuantizedMatrix.stacked(matrices), "its parts are quantised in different ways"
+        if whole is not None:
+            form = form_of(whole, self._decoder.dtype, fused=self._decoder.fused)
+            if not isinstance(form, str):
+                layer.hold(form(whole, layer.form_bias))
+                return None
+            reason = form
+        layer.allocate(self._decoder.device)
+        for part, matrix in zip(parts, matrices, strict=True):
+            layer.destination("weight", part.part).copy_(matrix.dequantized())
+        return reason
+
+
+def randomize_quantized(decoder: Decoder, scheme: Scheme, sources: Sources, *, std: float, seed: int) -> None:
+    """Random quantised weights in the layers that the scheme names; the others become allocated."""
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for path, layer in _layers_to_fill(decoder):
+        layouts = [scheme.layout_of(source, ignoring=True) for source, _ in sources(path)]
+        layout = layouts[0]
+        if layout is None or any(other is None or other != layout for other in layouts):
+            layer.allocate(decoder.device)
+            continue
+        groups = layout.groups(layer.in_features)
+        matrix = QuantizedMatrix.random(
+            layout.kind, layer.out_features, layer.in_features, groups, std=std, generator=generator
+        )
+        form = form_of(matrix, decoder.dtype, fused=decoder.fused)
+        if isinstance(form, str):
+            layer.allocate(decoder.device)
+            layer.weight.data.copy_(matrix.dequantized())
+        else:
+            layer.hold(form(matrix, layer.form_bias))
+
+
+def _layers_to_fill(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
+    for path, module in decoder.named_modules():
+        if isinstance(module, Linear) and not module.allocated:
+            yield path, module
+
+
+def _part(scheme: Scheme, stored: Mapping[str, StoredTensor], name: str, part: str | None) -> _Part | None:
+    layout = scheme.layout_of(name)
+    if layout is None or f"{name}.{layout.key}" not in stored:
+        return None
+    kinds = dict.fromkeys((layout.key, *layout.others))
+    found = {kind: stored[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in stored}
+    tensors = {
+        kind: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for kind, tensor in found.items()
+    }
+    return _Part(name, part, layout, tensors)

@@ -1,0 +1,357 @@
+"""The loop over the inputs for weights that stay quantised (:class:`~specdec_kernels.quantized.WordMatrix`).
+
+A code becomes the bfloat16 of its value less its zero, which is exact, by bits alone: no conversion
+instruction, two weights at a time. Each group's product is summed on its own, and added to the result by its
+scale in float32. So weights are never rounded, and a row's bits depend on the order of the inputs alone, as
+they do in :mod:`.mainloop`. The floor is the bytes of words and scales.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from ..gpu.sums import tree_sum
+from .mainloop import accumulate
+
+#: ``0x4300 | q`` is the bfloat16 128 + q, for q up to 127. $5: -(128 + zero), twice.
+_INT4: tl.constexpr = tl.constexpr("""{
+    .reg .b32 a, b, c, one;
+    mov.b32 one, 0x3f803f80;
+    shr.u32 a, $4, 4;
+    shr.u32 b, $4, 8;
+    shr.u32 c, $4, 12;
+    lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+    fma.rn.bf16x2 $1, a, one, $5;
+    fma.rn.bf16x2 $2, b, one, $5;
+    fma.rn.bf16x2 $3, c, one, $5;
+    lop3.b32 a, $4, 0x000f000f, 0x43004300, 0xea;
+    fma.rn.bf16x2 $0, a, one, $5;
+}""")
+
+#: The lower seven bits as above, the highest tells whether 128 or 256 goes off: q - 128.
+_INT8: tl.constexpr = tl.constexpr("""{
+    .reg .b32 h, a, b, c, d, less;
+    mov.b32 less, 0xbf80bf80;
+    shr.u32 h, $2, 8;
+    lop3.b32 a, $2, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 b, $2, 0x00800080, 0x43804380, 0x6a;
+    lop3.b32 c, h, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 d, h, 0x00800080, 0x43804380, 0x6a;
+    fma.rn.bf16x2 $0, b, less, a;
+    fma.rn.bf16x2 $1, d, less, c;
+}""")
+
+#: Sign, exponent and mantissa where bfloat16 has them; 2^120 makes up for the exponents' biases.
+_FP8: tl.constexpr = tl.constexpr("""{
+    .reg .b32 a, b, s, scale, zero;
+    mov.b32 scale, 0x7b807b80;
+    mov.b32 zero, 0x80008000;
+    shl.b32 a, $2, 4;
+    and.b32 a, a, 0x07f007f0;
+    shl.b32 s, $2, 8;
+    lop3.b32 a, s, 0x80008000, a, 0xea;
+    shr.u32 b, $2, 4;
+    and.b32 b, b, 0x07f007f0;
+    lop3.b32 b, $2, 0x80008000, b, 0xea;
+    fma.rn.bf16x2 $0, a, scale, zero;
+    fma.rn.bf16x2 $1, b, scale, zero;
+}""")
+
+
+@triton.jit
+def accumulate_words(
+    W,
+    PARAMS,
+    X,
+    rows,
+    m,
+    M,
+    OUTPUTS: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    B0: tl.constexpr,
+    B1: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As :func:`~.mainloop.accumulate`, of words, whose blocks are of ``BK`` inputs.
+
+    ``OUTPUTS``: of all the weights: how far apart the groups' parameters lie. ``SIZE``: inputs that share
+    one. ``SPLIT``: parts of the inputs that are summed on their own, then pairwise; ``BESIDE``: all at a
+    time, else one behind the other, to the same bits.
+    """
+    if BESIDE:
+        a0 = _beside(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, ROWS, B0, BK, STAGES, EVICT, PDL
+        )  # fmt: skip
+        return a0, a0
+    else:
+        return _parts(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, 0, SPLIT, ROWS, B0, B1, BK, STAGES,
+            EVICT, PDL,
+        )  # fmt: skip
+
+
+@triton.jit
+def _parts(
+    W, PARAMS, X, rows, m, M,
+    OUTPUTS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """``COUNT`` parts from ``FIRST`` on, pairwise."""
+    if COUNT > 1:
+        HALF: tl.constexpr = COUNT // 2
+        a0, a1 = _parts(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, FIRST, HALF, ROWS, B0, B1, BK, STAGES,
+            EVICT, PDL,
+        )  # fmt: skip
+        b0, b1 = _parts(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, FIRST + HALF, HALF, ROWS, B0, B1, BK,
+            STAGES, EVICT, PDL,
+        )  # fmt: skip
+        return a0 + b0, a1 + b1
+    else:
+        return _part(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, FIRST, ROWS, B0, B1, BK, STAGES, EVICT,
+            PDL
+        )  # fmt: skip
+
+
+@triton.jit
+def _part(
+    W, PARAMS, X, rows, m, M,
+    OUTPUTS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr,
+    FIRST: tl.constexpr, ROWS: tl.constexpr, B0: tl.constexpr, B1: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Part ``FIRST`` of the inputs."""
+    WORDS: tl.constexpr = BK // 4 if KIND == "int4" else BK // 2
+    PLANES: tl.constexpr = BK // WORDS
+    PADDED: tl.constexpr = (K + BK - 1) // BK * BK
+    LENGTH: tl.constexpr = PADDED // SPLIT
+    # a group, or as much of it as lies in a block, is summed before it is scaled
+    PART: tl.constexpr = SIZE if SIZE < BK else BK
+    j = tl.arange(0, WORDS)
+    w = W + rows.to(tl.int64)[:, None] * (PADDED // PLANES) + j[None, :]
+    m0 = m + tl.arange(0, B0)
+    x0 = X + m0.to(tl.int64)[None, :] * K + j[:, None]
+    a0 = tl.zeros((ROWS, B0), tl.float32)
+    p0 = tl.zeros((ROWS, B0), tl.float32)
+    a1 = a0
+    p1 = p0
+    if B1 > 0:
+        m1 = m + B0 + tl.arange(0, B1)
+        x1 = X + m1.to(tl.int64)[None, :] * K + j[:, None]
+        a1 = tl.zeros((ROWS, B1), tl.float32)
+        p1 = tl.zeros((ROWS, B1), tl.float32)
+    if SIZE == K:  # one for all inputs
+        scale, zero = _parameters(PARAMS + rows, KIND)
+    LAST: tl.constexpr = PADDED - STAGES * BK
+    for k in tl.range(FIRST * LENGTH, (FIRST + 1) * LENGTH, BK, num_stages=STAGES):
+        words = tl.load(w + k // PLANES, eviction_policy=EVICT)
+        for plane in tl.static_range(PLANES):
+            if SIZE < K and plane * WORDS % PART == 0:
+                scale, zero = _parameters(
+                    PARAMS + _group(k + plane * WORDS, K, SIZE, BK) * OUTPUTS + rows, KIND
+                )
+            if plane * WORDS % PART == 0:
+                values = _decoded(words, zero, KIND, X.dtype.element_ty)
+                if SIZE < K:
+                    p0 = tl.zeros((ROWS, B0), tl.float32)
+                    if B1 > 0:
+                        p1 = tl.zeros((ROWS, B1), tl.float32)
+            x = _tokens(x0 + k + plane * WORDS, m0, M, k + plane * WORDS + j, K, BK)
+            p0 = tl.dot(values[plane], x, p0, input_precision="ieee")
+            if B1 > 0:
+                y = _tokens(x1 + k + plane * WORDS, m1, M, k + plane * WORDS + j, K, BK)
+                p1 = tl.dot(values[plane], y, p1, input_precision="ieee")
+            if SIZE < K and (plane + 1) * WORDS % PART == 0:
+                a0 = tl.fma(p0, scale[:, None], a0)
+                if B1 > 0:
+                    a1 = tl.fma(p1, scale[:, None], a1)
+        if PDL:  # noqa: SIM102  one is known when it is compiled
+            if k == LAST:
+                cuda.gdc_launch_dependents()
+    if SIZE == K:
+        a0 = p0 * scale[:, None]
+        if B1 > 0:
+            a1 = p1 * scale[:, None]
+    if B1 > 0:
+        return a0, a1
+    else:
+        return a0, a0
+
+
+@triton.jit
+def _beside(
+    W, PARAMS, X, rows, m, M,
+    OUTPUTS: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, B: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, EVICT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """All parts at a time, as rows of one tile: each is multiplied by the tokens of all, and its own are
+    kept.
+
+    A tensor core has the time for it, and a matrix of few outputs gets as many warps as decoding its words
+    takes.
+    """
+    WORDS: tl.constexpr = BK // 4 if KIND == "int4" else BK // 2
+    PLANES: tl.constexpr = BK // WORDS
+    PADDED: tl.constexpr = (K + BK - 1) // BK * BK
+    LENGTH: tl.constexpr = PADDED // SPLIT
+    PART: tl.constexpr = SIZE if SIZE < BK else BK
+    TALL: tl.constexpr = ROWS * SPLIT
+    WIDE: tl.constexpr = B * SPLIT
+    j = tl.arange(0, WORDS)
+    rows = tl.reshape(tl.broadcast_to(rows[:, None], (ROWS, SPLIT)), (TALL,))
+    begin = tl.arange(0, TALL) % SPLIT * LENGTH
+    w = W + (rows.to(tl.int64) * (PADDED // PLANES) + begin // PLANES)[:, None] + j[None, :]
+    other = tl.arange(0, WIDE) // B * LENGTH
+    token = m + tl.arange(0, WIDE) % B
+    x0 = X + (token.to(tl.int64) * K + other)[None, :] + j[:, None]
+    a = tl.zeros((TALL, WIDE), tl.float32)
+    p = tl.zeros((TALL, WIDE), tl.float32)
+    if SIZE == K:
+        scale, zero = _parameters(PARAMS + rows, KIND)
+    LAST: tl.constexpr = LENGTH - STAGES * BK
+    for k in tl.range(0, LENGTH, BK, num_stages=STAGES):
+        words = tl.load(w + k // PLANES, eviction_policy=EVICT)
+        for plane in tl.static_range(PLANES):
+            if SIZE < K and plane * WORDS % PART == 0:
+                scale, zero = _parameters(
+                    PARAMS + _group(begin + k + plane * WORDS, K, SIZE, BK) * OUTPUTS + rows, KIND
+                )
+            if plane * WORDS % PART == 0:
+                values = _decoded(words, zero, KIND, X.dtype.element_ty)
+                if SIZE < K:
+                    p = tl.zeros((TALL, WIDE), tl.float32)
+            if K % BK == 0:
+                x = tl.load(x0 + k + plane * WORDS, mask=(token < M)[None, :], other=0.0)
+            else:
+                inside = other[None, :] + (k + plane * WORDS + j)[:, None] < K
+                x = tl.load(x0 + k + plane * WORDS, mask=(token < M)[None, :] & inside, other=0.0)
+            p = tl.dot(values[plane], x, p, input_precision="ieee")
+            if SIZE < K and (plane + 1) * WORDS % PART == 0:
+                a = tl.fma(p, scale[:, None], a)
+        if PDL:  # noqa: SIM102  one is known when it is compiled
+            if k == LAST:
+                cuda.gdc_launch_dependents()
+    if SIZE == K:
+        a = p * scale[:, None]
+    own = begin[:, None] == other[None, :]
+    kept = tl.sum(tl.reshape(tl.where(own, a, 0.0), (TALL, SPLIT, B)), 1)  # zeros beside it, in any order
+    return tree_sum(kept, TALL, B, SPLIT)
+
+
+@triton.jit
+def _tokens(x, m, M, k, K: tl.constexpr, BK: tl.constexpr):
+    if K % BK == 0:
+        return tl.load(x, mask=(m < M)[None, :], other=0.0)
+    else:
+        return tl.load(x, mask=(m < M)[None, :] & (k < K)[:, None], other=0.0)
+
+
+@triton.jit
+def _group(k, K: tl.constexpr, SIZE: tl.constexpr, BK: tl.constexpr):
+    if K % BK == 0:
+        return k // SIZE
+    else:  # behind the last input there are none
+        return tl.minimum(k // SIZE, K // SIZE - 1)
+
+
+@triton.jit
+def _parameters(at, KIND: tl.constexpr):
+    """Scales of some rows, and what :func:`_decoded` takes off: the bits of -(128 + zero) in bfloat16."""
+    word = tl.load(at)
+    if KIND == "int4":
+        scale = (word & -256).to(tl.float32, bitcast=True)
+        return scale, ((word & 0x7F) | -0x3D00).to(tl.int16)
+    else:
+        return word, word
+
+
+@triton.jit
+def _decoded(words, zero, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """The values of a block of words, a tile for each weight of a word: ``[ROWS, WORDS]``."""
+    if tl.bfloat16 == DTYPE:
+        if KIND == "int4":
+            values = tl.inline_asm_elementwise(
+                _INT4, "=&r,=&r,=&r,=&r,r,r", [words, zero[:, None]],
+                dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+            )  # fmt: skip
+        elif KIND == "int8":
+            values = tl.inline_asm_elementwise(
+                _INT8, "=&r,=&r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            )
+        else:
+            values = tl.inline_asm_elementwise(
+                _FP8, "=&r,=&r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            )
+        return values
+    else:
+        wide = words.to(tl.int32)
+        if KIND == "int4":
+            less = ((zero.to(tl.int32) & 0x7F).to(tl.float32))[:, None]
+            return (
+                (wide & 15).to(tl.float32) - less,
+                (wide >> 4 & 15).to(tl.float32) - less,
+                (wide >> 8 & 15).to(tl.float32) - less,
+                (wide >> 12 & 15).to(tl.float32) - less,
+            )
+        elif KIND == "int8":
+            return (wide & 255).to(tl.float32) - 128.0, (wide >> 8 & 255).to(tl.float32) - 128.0
+        else:
+            return _float8(wide), _float8(wide >> 8)
+
+
+@triton.jit
+def _float8(code):
+    bits = (code & 0x80) << 24 | (code & 0x7F) << 20
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def multiply(
+    W,
+    PARAMS,
+    X,
+    WB,
+    XB0,
+    XB1,
+    n,
+    rows,
+    m,
+    M,
+    OUTPUTS: tl.constexpr,
+    K: tl.constexpr,
+    KIND: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    B0: tl.constexpr,
+    B1: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """:func:`accumulate_words` where there are parameters of words, else :func:`~.mainloop.accumulate`."""
+    if PARAMS is not None:
+        return accumulate_words(
+            W, PARAMS, X, rows, m, M, OUTPUTS, K, KIND, SIZE, SPLIT, BESIDE, ROWS, B0, B1, BK, STAGES, EVICT,
+            PDL,
+        )  # fmt: skip
+    else:
+        return accumulate(W, X, WB, XB0, XB1, n, rows, m, M, K, ROWS, B0, B1, BK, STAGES, EVICT, PDL)
