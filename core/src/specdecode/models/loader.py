@@ -174,8 +174,8 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None 
     tensors = list(stored_tensors(files.path))
     quantized = None
     if scheme is not None:
-        names = {stored.name.removeprefix("model."): stored for stored in tensors}
-        quantized = QuantizedLoader(decoder, scheme, _sources, names)
+        by_name = {stored.name.removeprefix("model."): stored for stored in tensors}
+        quantized = QuantizedLoader(decoder, scheme, _sources, by_name)
     expected, stacked = dict(_expected(decoder)), dict(_stacked(decoder))
     if quantized is not None:
         expected = {name: own for name, own in expected.items() if not quantized.holds(name)}
