@@ -16,6 +16,7 @@ from ..kv.store import LayerCache, LayerShape
 from ..models import Decoder, TransformersDecoder
 from ..sampling import SampleRow, SamplingBatch, draw
 from .graphs import Graphs
+from .rehearsal import distinct_tokens, own_blocks
 from .runner import ModelRunner
 
 #: Tokens before those whose step is timed.
@@ -127,22 +128,24 @@ def target_costs(
 
 
 def _target_step(runner: ModelRunner, rows: int, tokens: int) -> Callable[[], object]:
-    """A step over the null block alone: what it computes is worthless, and written where nobody reads."""
+    """A step over blocks that nobody holds: what it computes is worthless."""
     device, size = runner.device, runner.block_size
     slots = runner.max_slots or _CONTEXT + tokens
     positions = torch.arange(tokens, device=device) + min(_CONTEXT, max(0, slots - tokens - 1))
     positions = positions.repeat(rows)
+    row = torch.arange(rows, device=device).repeat_interleave(tokens)
+    table = own_blocks(rows, -(-slots // size), runner.num_blocks, device)
     meta = AttentionMetadata(
-        rows=torch.arange(rows, device=device).repeat_interleave(tokens),
+        rows=row,
         positions=positions,
-        write_slots=positions % size,
+        write_slots=table[row, positions // size] * size + positions % size,
         base=positions + 1,
-        block_table=torch.zeros(rows, -(-slots // size), dtype=torch.int64, device=device),
+        block_table=table,
         block_size=size,
         tokens_per_row=tokens,
         max_slots=runner.max_slots,
     )
-    ids = torch.zeros_like(positions)
+    ids = distinct_tokens(rows * tokens, runner.model.config.vocab_size, device)
 
     def run() -> object:
         hidden, _ = runner.target(ids, meta)

@@ -49,7 +49,7 @@ class ModelRunner:
         self.device = device
         self.max_slots = max_slots
         self._pool = pool
-        self.block_size = pool.block_size
+        self.block_size, self.num_blocks = pool.block_size, pool.num_blocks
         self._scratch = needs.reserve if needs else 0
         self._final = FINAL in taps
         self._boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))

@@ -10,6 +10,7 @@ import torch
 
 from ..contract import Drafts
 from ..engine.request import Request
+from .rehearsal import distinct_tokens, own_blocks
 
 #: Updates of the block tables that travel in one copy; more take several.
 _UPDATES = 256
@@ -200,6 +201,33 @@ class Seats:
                 ids[row, : lens[row]] = request.drafts.ids
                 parents[row, : lens[row]] = request.drafts.parents
         return ids, parents, lens
+
+    def rehearse(self, width: int, num_blocks: int) -> None:
+        """Fill the seats, which must be empty, with rows of a token that verify ``width`` drafts each.
+
+        ``num_blocks``: of the pool, none of which anybody may hold.
+        """
+        shape = self.shape
+        tokens = distinct_tokens(shape.rows * (1 + width), shape.vocab_size, self.device)
+        tokens = tokens.view(shape.rows, 1 + width)
+        self.table.copy_(own_blocks(shape.rows, shape.columns, num_blocks, self.device))
+        self.committed.fill_(1)
+        self.limit.fill_(width + 2)
+        self.active.fill_(1)
+        self.budget.fill_(width)
+        self.last.copy_(tokens[:, 0])
+        if width:
+            self.drafts.ids[:, :width].copy_(tokens[:, 1:])
+            self.drafts.parents.copy_(self.chain)
+        self.drafts.lens.fill_(width)
+
+    def clear(self) -> None:
+        """Empty the seats, as they were at first."""
+        self.committed.fill_(1)
+        held = (self.limit, self.active, self.budget, self.last, self.table)
+        for column in (*held, self.drafts.lens, self.drafts.ids):
+            column.zero_()
+        self.drafts.parents.copy_(self.chain)
 
     def row_of(self, rows: int, tokens: int) -> torch.Tensor:
         """``[rows * tokens]`` int64: the row of each token, for proposers."""
