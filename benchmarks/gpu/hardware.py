@@ -22,6 +22,11 @@ def measure(device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
     ]
 
 
+def measure_copy(device: torch.device) -> float:
+    """TB/s of a copy alone, read and write counted."""
+    return _bandwidth(device)[0]
+
+
 def _bandwidth(device: torch.device) -> tuple[float, float]:
     """TB/s of a copy and of a read, of 2 GiB on a GPU: no cache holds them."""
     count = 1 << (30 if device.type == "cuda" else 22)
