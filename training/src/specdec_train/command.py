@@ -82,7 +82,12 @@ def _command(recipe: Recipe) -> Any:
         _parameter(
             "work", Path | None, None, help="Where texts and states are kept, for runs to share; OUT/work."
         ),
-        _parameter("dtype", str, "auto", help="Of the target: auto, float32, bfloat16 or float16."),
+        _parameter(
+            "dtype",
+            str,
+            "auto",
+            help="Of the target: auto (bfloat16 on a GPU), float32, bfloat16 or float16.",
+        ),
         _parameter("device", str, "auto", help="auto, cpu, cuda, cuda:1, ..."),
         _parameter("json", bool, False, help="Print one JSON object instead of text.", flag=True),
     ]

@@ -50,7 +50,12 @@ class Target:
 
     @classmethod
     def resolve(cls, model: str, *, dtype: str = "auto", device: str = "auto") -> Target:
-        """Raises ConfigError if there is no such model, Unsupported if it is none of the native decoder's."""
+        """``dtype`` "auto" is bfloat16 on a GPU, and the checkpoint's elsewhere.
+
+        Raises:
+            ConfigError: there is no such model.
+            Unsupported: it is none of the native decoder's.
+        """
         files = models.resolve_model(model)
         if not models.is_native(files):
             raise Unsupported(
@@ -59,6 +64,8 @@ class Target:
             )
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         place = torch.device(name)
+        if dtype == "auto" and place.type == "cuda":  # answers, states and products: none wants float32
+            dtype = "bfloat16"
         chosen = models.resolve_dtype(dtype, files.hf_config, place)
         longest = models.resolve_max_model_len(None, files.hf_config)
         info = models.describe_target(files, dtype=chosen, device=place, max_model_len=longest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from .families import decoder_config
 from .files import ModelFiles
 from .tokenizer import TokenizerFiles
 from .transformers_support import check_one_rank, describe, is_native
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {
     "float32": torch.float32,
@@ -38,6 +41,11 @@ def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device
     resolved = _dtype(
         stored, f"dtype {stored!r} of the model's config is not supported; set dtype to float32 or bfloat16"
     )
+    if resolved is torch.float32 and device.type == "cuda":
+        logger.warning(
+            "the model's config says float32 or no dtype, as files made of GGUF ones do: it is computed in "
+            "float32; dtype='bfloat16' is several times as fast on this device"
+        )
     return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
 
 
