@@ -59,14 +59,14 @@ class DyingReplicas:
         llm: Any,
         deaths: list[int],
         *,
-        dead: bool = False,
+        shunned: float = 0.0,
         change: Callable[[int, Any], Any] | None = None,
     ) -> None:
         self.llm = llm
         self.asks: list[Any] = []
         self.open = 0
         self._deaths = deaths
-        self._dead = dead
+        self._shunned = shunned
         self._change = change or (lambda attempt, output: output)
 
     async def generate(self, ask: Any) -> AsyncGenerator[Any, None]:
@@ -82,12 +82,12 @@ class DyingReplicas:
         try:
             stream = await self.llm.add_request(name, ask.prompt, ask.params, priority=ask.priority)
             if left < 1:
-                raise ReplicaLost("killed", dead=self._dead)
+                raise ReplicaLost("killed", shunned=self._shunned)
             yield Accepted(f"replica-{attempt}")
             async for output in stream:
                 left -= 1
                 if left < 1:
-                    raise ReplicaLost("killed", dead=self._dead)
+                    raise ReplicaLost("killed", shunned=self._shunned)
                 slim = attrs.evolve(output, prompt=None, prompt_token_ids=(), request_id=ask.request_id)
                 yield self._change(attempt, slim)
         finally:
@@ -99,8 +99,8 @@ class DyingReplicas:
         from specdec_fleet.messages import Description
 
         if method == "prepare":
-            prompt, params, where = args
-            return await self.llm.prepare(prompt, params, where=where)
+            (question,) = args
+            return await self.llm.prepare(question.prompt, question.params, where=question.where)
         assert method == "describe"
         return Description(
             facts=self.llm.facts,
@@ -117,10 +117,12 @@ class DyingReplicas:
 def fleet_of(one_engine: Any) -> Callable[..., Any]:
     """``(FleetLLM, its replicas)``, to be made inside an event loop."""
 
-    async def make(deaths: list[int], *, retries: int = 3, patience: float = 30.0, **options: Any) -> Any:
-        from specdec_fleet.client import FleetLLM
+    async def make(deaths: list[int], **options: Any) -> Any:
+        from specdec_fleet.client import FleetLLM, Tolerance
 
+        limits = {"retries": 3, "patience": 30.0, "silence": 30.0}
+        limits |= {name: options.pop(name) for name in list(options) if name in limits}
         replicas = DyingReplicas(one_engine, deaths, **options)
-        return await FleetLLM.connect(replicas, retries=retries, patience=patience), replicas
+        return await FleetLLM.connect(replicas, Tolerance(**limits)), replicas
 
     return make

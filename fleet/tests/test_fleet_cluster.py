@@ -126,6 +126,8 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
     port = free_port()
     shared = {"include_dashboard": False, "object_store_memory": 80 << 20}
     cluster = Cluster(
@@ -140,7 +142,9 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
             "cpus_per_replica": 0.25,
             "resources_per_replica": RESOURCES,
             "health_check_period": 0.5,
+            "health_check_timeout": 1.5,
             "affinity_block": 16,
+            "silence": 6.0,
         }
         args = {
             "model": str(fleet_model),
@@ -164,6 +168,7 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
         seen = descendants(os.getpid()) | (rig.processes if rig else set())
         ray.shutdown()
         cluster.shutdown()
+        monkeypatch.undo()
     deadline = time.monotonic() + 15
     while left := alive(seen):
         assert time.monotonic() < deadline, f"processes {left} of {len(seen)} are still there"
@@ -279,6 +284,19 @@ def test_what_is_wrong_is_refused_by_name_through_the_fleet(rig):
     assert answer.status_code == 400 and "leave room" in answer.json()["error"]["message"]
 
 
+def test_a_request_of_many_prompts_is_spread(rig, one_engine):
+    """Each prompt is a request of its own; together they are one of HTTP."""
+    prompts = [f"{i}abc" for i in range(6)]
+    body = {"prompt": prompts, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    choices = httpx.post(f"{rig.url}/v1/completions", json=body, timeout=30).json()["choices"]
+    single = [{**body, "prompt": prompt, "stream": False, "logprobs": 0} for prompt in prompts]
+
+    async def want() -> list[Got]:
+        return [await expected(one_engine, one) for one in single]
+
+    assert [choice["text"] for choice in choices] == [one.text for one in asyncio.run(want())]
+
+
 def test_a_conversation_stays_where_its_prefix_is(rig):
     """Each turn holds the ones before: all but the last blocks of it are found in the prefix cache."""
     said, before = PREFIX, 0
@@ -313,13 +331,14 @@ def test_a_drained_replica_finishes_what_it_accepted(rig, one_engine):
     rig.wait_for(1)
 
 
-def test_the_last_replica_dies_and_its_requests_wait_for_the_next(rig, one_engine):
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
+def test_the_last_replica_goes_and_its_requests_wait_for_the_next(rig, one_engine, how):
     (last,) = rig.wait_for(1)
     before = rig.metric("specdecode:request_retries_total")
-    under_load(rig, one_engine, bodies(4, 300), lambda: os.kill(last.pid, signal.SIGKILL))
+    under_load(rig, one_engine, bodies(4, 300), lambda: os.kill(last.pid, how))
     assert rig.metric("specdecode:request_retries_total") > before
     (new,) = rig.wait_for(1)
-    assert new.pid != last.pid
+    assert new.pid != last.pid and not any(pid == last.pid for pid in alive(rig.processes))
 
 
 def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_options, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import attrs
@@ -137,11 +138,43 @@ def test_replicas_that_differ_are_found_out(fleet_of):
 def test_a_dead_engine_is_asked_no_more(fleet_of):
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
-    async def main() -> None:
-        fleet, replicas = await fleet_of([3], dead=True)
+    async def main(shunned: float) -> list[list[str]]:
+        fleet, replicas = await fleet_of([3], shunned=shunned)
         await read(fleet, params)
         await read(fleet, params, "next")
-        assert [sorted(ask.avoid) for ask in replicas.asks] == [[], ["replica-0"], ["replica-0"]]
+        return [sorted(ask.avoid) for ask in replicas.asks]
+
+    assert asyncio.run(main(math.inf)) == [[], ["replica-0"], ["replica-0"]]
+    assert asyncio.run(main(0.0)) == [[], [], []], "a connection that broke says nothing of the replica"
+
+
+def test_a_replica_that_falls_silent_is_left(one_engine, fleet_of):
+    params = SamplingParams(
+        max_tokens=20, temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+
+    async def main() -> None:
+        from specdec_fleet.messages import Accepted, Pulse
+
+        fleet, replicas = await fleet_of([], silence=0.2)
+        answers = replicas.generate
+
+        async def silent_once(ask: Any) -> Any:
+            if replicas.asks:
+                async for message in answers(ask):
+                    yield message
+                return
+            replicas.asks.append(ask)
+            yield Accepted("silent")
+            for _ in range(4):  # signs of life are waited for, longer than it may be silent
+                await asyncio.sleep(0.1)
+                yield Pulse()
+            await asyncio.sleep(60)
+
+        replicas.generate = silent_once
+        got, want = await read(fleet, params), await read(one_engine, params)
+        assert got.completions == want.completions
+        assert [sorted(ask.avoid) for ask in replicas.asks] == [[], ["silent"]]
 
     asyncio.run(main())
 

@@ -11,12 +11,15 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from specdecode.api.args import EngineArgs
 
+from .client import Tolerance
 from .config import FleetArgs, FleetConfig
 from .door import Door
 from .replica import Replica
 
 #: Attempts of Ray Serve to start a replica before it gives the deployment up.
 START_ATTEMPTS = 3
+#: Signs of life of a replica in the time after which it would count as lost.
+PULSES = 6
 #: Enough of what only the head of a cluster has.
 _HEAD = {"node:__internal_head__": 0.001}
 
@@ -58,12 +61,12 @@ def build(args: Mapping[str, Any]) -> Application:
         max_ongoing_requests=1 << 20,  # requests wait in the engines, where priorities are known
         **_lifetime(fleet),
     )
-    engine = replicas.bind(checked.engine, checked.server.stuck_after)
+    pulse = fleet.silence / PULSES
+    engine = replicas.bind(checked.engine, checked.server.stuck_after, pulse)
     return door.bind(
         engine,
         checked.server,
-        retries=fleet.retries,
-        patience=fleet.patience,
+        Tolerance(retries=fleet.retries, patience=fleet.patience, silence=fleet.silence),
         labelled=fleet.num_doors > 1,
         log_format=fleet.log_format,
         log_level=fleet.log_level,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from specdecode.sampling import UnseededStream, resolve_seed
 
 from .continuing import Continuation
 from .errors import ReplicaLost, RequestLostError
-from .messages import Accepted, Ask, Description, Whereabouts
+from .messages import Accepted, Ask, Description, Question, Whereabouts
 from .replicas import Replicas
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,17 @@ T = TypeVar("T")
 LOOK_TIMEOUT = 5.0
 #: Seconds before the next attempt, times the attempts made: what broke one replica may be breaking the next.
 PAUSE = 0.05
-#: Replicas that are remembered as dead.
-MAX_DEAD = 64
+#: Replicas that are remembered as lost.
+MAX_SHUNNED = 64
+
+
+@attrs.frozen(kw_only=True)
+class Tolerance:
+    """What a request puts up with."""
+
+    retries: int  #: attempts after the first one; then it ends with :class:`RequestLostError`
+    patience: float  #: seconds that it waits for a replica to take it
+    silence: float  #: seconds after which a replica that says nothing, not even that it lives, counts as lost
 
 
 class FleetLLM:
@@ -44,36 +53,34 @@ class FleetLLM:
 
     Args:
         description: of the replicas.
-        retries: attempts after the first one; then the request ends with :class:`RequestLostError`.
-        patience: seconds that a request waits for a replica to take it.
         rank: which door this is, so that no two draw the same seeds.
     """
 
     def __init__(
-        self, replicas: Replicas, description: Description, *, retries: int, patience: float, rank: int = 0
+        self, replicas: Replicas, description: Description, tolerance: Tolerance, *, rank: int = 0
     ) -> None:
         self._replicas = replicas
         self._description = description
-        self._retries = retries
-        self._patience = patience
+        self._tolerance = tolerance
         self._unseeded = UnseededStream(description.facts.seed + rank)
         self._door = ThreadPoolExecutor(1, thread_name_prefix="specdecode-door")
         self._running: set[asyncio.Task[None]] = set()
-        self._dead: deque[str] = deque(maxlen=MAX_DEAD)
+        self._shunned: dict[str, float] = {}  # replica -> until when, by the event loop's clock
         self._num_retries = 0
         self._num_lost = 0
 
     @classmethod
-    async def connect(cls, replicas: Replicas, *, retries: int, patience: float, rank: int = 0) -> FleetLLM:
+    async def connect(cls, replicas: Replicas, tolerance: Tolerance, *, rank: int = 0) -> FleetLLM:
         """Wait for a replica, and ask it what they all are."""
         while True:
             try:
-                description = await replicas.call("describe")
-            except ReplicaLost as error:
-                logger.warning("waiting for a replica: %s", error)
+                async with asyncio.timeout(tolerance.patience):
+                    description = await replicas.call("describe")
+            except (ReplicaLost, TimeoutError) as error:
+                logger.warning("waiting for a replica: %s", error or "none answers")
                 await asyncio.sleep(PAUSE)
             else:
-                return cls(replicas, description, retries=retries, patience=patience, rank=rank)
+                return cls(replicas, description, tolerance, rank=rank)
 
     # -- what the replicas are ------------------------------------------------------------------
     @property
@@ -100,16 +107,15 @@ class FleetLLM:
         """
         if isinstance(prompt, TokenizedPrompt):
             return prompt
-        for attempt in range(self._retries + 1):
-            try:
-                async with asyncio.timeout(self._patience):
-                    return await self._replicas.call("prepare", prompt, params, where)
-            except ReplicaLost as error:
-                lost = error
-                await asyncio.sleep(PAUSE * attempt)
-            except TimeoutError:
-                raise self._nobody() from None
-        raise self._given_up(lost)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._tolerance.patience
+        while loop.time() < deadline:
+            question = Question(prompt=prompt, params=params, where=where, avoid=self._avoided())
+            with contextlib.suppress(ReplicaLost, TimeoutError):  # it may be asked again and again
+                async with asyncio.timeout(min(self._tolerance.silence, deadline - loop.time())):
+                    return await self._replicas.call("prepare", question)
+            await asyncio.sleep(PAUSE)
+        raise self._nobody()
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
@@ -160,6 +166,10 @@ class FleetLLM:
         """Fill ``stream``, over as many attempts as it takes and there are."""
         try:
             await self._attempt_all(ask, stream, accepted)
+        except asyncio.CancelledError:  # nobody reads it any more, or the door is shut
+            accepted.cancel()
+            stream.fail(EngineDeadError("the door was shut: the request was not completed"))
+            raise
         except Exception as error:
             if accepted.done():
                 stream.fail(error)
@@ -168,13 +178,13 @@ class FleetLLM:
 
     async def _attempt_all(self, ask: Ask, stream: RequestStream, accepted: asyncio.Future[None]) -> None:
         told = Continuation(ask.params.output_kind)
-        for attempt in range(self._retries + 1):
+        for attempt in range(self._tolerance.retries + 1):
             try:
                 await self._attempt(ask, told, stream, accepted)
                 return
             except ReplicaLost as error:
                 lost = error
-            if attempt < self._retries:
+            if attempt < self._tolerance.retries:
                 self._num_retries += 1
                 logger.warning(
                     "request %s goes on with another replica, %d tokens having been sent: %s",
@@ -190,38 +200,61 @@ class FleetLLM:
         self, ask: Ask, told: Continuation, stream: RequestStream, accepted: asyncio.Future[None]
     ) -> None:
         """One replica's answer, from its beginning to its end."""
-        replica, finished = None, False
-        messages = self._replicas.generate(attrs.evolve(ask, avoid=frozenset(self._dead)))
+        replica, finished = "", False
+        messages = self._replicas.generate(attrs.evolve(ask, avoid=self._avoided()))
         try:
-            try:
-                async with asyncio.timeout(self._patience):
-                    first = await anext(messages, None)
-            except TimeoutError:
-                raise self._nobody() from None
-            if not isinstance(first, Accepted):
-                raise ReplicaLost("the replica did not accept the request", dead=False)
-            replica = first.replica
+            replica = await self._accepted(messages)
             if not accepted.done():
                 accepted.set_result(None)
-            async for output in messages:
-                assert isinstance(output, RequestOutput)
-                if (new := told.take(output)) is not None:
+            while (message := await self._next(messages)) is not None:
+                if not isinstance(message, RequestOutput):
+                    continue  # a pulse
+                if (new := told.take(message)) is not None:
                     prompt = ask.prompt
                     stream.put(attrs.evolve(new, prompt=prompt.text, prompt_token_ids=prompt.token_ids))
-                finished = output.finished
+                finished = message.finished
             if not finished:
-                raise ReplicaLost("the replica ended before the request", dead=False)
+                raise ReplicaLost("the replica ended before the request")
         except ReplicaLost as error:
-            if error.dead and replica is not None and replica not in self._dead:
-                self._dead.append(replica)
+            self._shun(replica, error.shunned)
             if not finished:
                 raise
         finally:
             await messages.aclose()
 
+    async def _accepted(self, messages: AsyncGenerator[Any, None]) -> str:
+        """The name of the replica that has accepted a request."""
+        try:
+            async with asyncio.timeout(self._tolerance.patience):
+                first = await anext(messages, None)
+        except TimeoutError:
+            raise self._nobody() from None
+        if not isinstance(first, Accepted):
+            raise ReplicaLost("the replica did not accept the request")
+        return first.replica
+
+    async def _next(self, messages: AsyncGenerator[Any, None]) -> Any:
+        """What the replica says next; None: nothing more."""
+        try:
+            async with asyncio.timeout(self._tolerance.silence):
+                return await anext(messages, None)
+        except TimeoutError:
+            reason = f"the replica was silent for {self._tolerance.silence:g} seconds"
+            raise ReplicaLost(reason, shunned=2 * self._tolerance.silence) from None
+
+    def _shun(self, replica: str, seconds: float) -> None:
+        if replica and seconds:
+            self._shunned[replica] = asyncio.get_running_loop().time() + seconds
+            while len(self._shunned) > MAX_SHUNNED:
+                del self._shunned[next(iter(self._shunned))]
+
+    def _avoided(self) -> frozenset[str]:
+        now = asyncio.get_running_loop().time()
+        return frozenset(replica for replica, until in self._shunned.items() if until > now)
+
     def _given_up(self, lost: ReplicaLost) -> RequestLostError:
         self._num_lost += 1
-        attempts = self._retries + 1
+        attempts = self._tolerance.retries + 1
         times = "once" if attempts == 1 else f"{attempts} times"
         return RequestLostError(
             f"the request was tried {times} and its replica was lost each time, the last one by: {lost}"
@@ -229,7 +262,7 @@ class FleetLLM:
 
     def _nobody(self) -> RequestLostError:
         self._num_lost += 1
-        return RequestLostError(f"no replica took the request within {self._patience:g} seconds")
+        return RequestLostError(f"no replica took the request within {self._tolerance.patience:g} seconds")
 
     # -- operation ------------------------------------------------------------------------------
     async def check_health(self, stuck_after: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import threading
 from pathlib import Path
@@ -228,6 +229,8 @@ def _serve(args: dict[str, Any], address: str | None, host: str, port: int) -> b
     ending, status = threading.Event(), None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
+    # A replica that hangs is to give its devices back at once, not after its time for open requests.
+    os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
     ray.init(address=address)
     try:
         serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")

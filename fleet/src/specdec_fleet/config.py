@@ -60,6 +60,11 @@ class FleetConfig:
     patience: float = option(
         "that a request waits for a replica to take it", default=300.0, validator=_positive
     )
+    silence: float = option(
+        "after which a replica that gives no sign of life to a request counts as lost",
+        default=30.0,
+        validator=_positive,
+    )
     drain_timeout: float = option(
         "that a replica or door which is to end has for what it accepted", default=600.0, validator=_positive
     )

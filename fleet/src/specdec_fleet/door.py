@@ -11,7 +11,7 @@ from specdecode.serve.app import make_app
 from specdecode.serve.logs import log_to
 from specdecode.serve.settings import ServerSettings
 
-from .client import FleetLLM
+from .client import FleetLLM, Tolerance
 from .messages import Whereabouts
 from .replicas import ServeReplicas
 
@@ -23,23 +23,19 @@ class Door:
         self,
         replicas: DeploymentHandle,
         settings: ServerSettings,
+        tolerance: Tolerance,
         *,
-        retries: int,
-        patience: float,
         labelled: bool,
         log_format: Literal["text", "json"],
         log_level: str,
     ) -> None:
         """
         Args:
-            retries, patience: of :class:`FleetLLM`.
             labelled: tell the doors apart in metrics, there being several.
         """
         log_to(format=log_format, level=log_level)
         context = serve.get_replica_context()
-        self._llm = await FleetLLM.connect(
-            ServeReplicas(replicas), retries=retries, patience=patience, rank=context.rank.rank
-        )
+        self._llm = await FleetLLM.connect(ServeReplicas(replicas), tolerance, rank=context.rank.rank)
         labels = {"door": context.replica_id.unique_id} if labelled else None
         self._app = make_app(self._llm, settings, metric_labels=labels)
 

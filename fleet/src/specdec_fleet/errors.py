@@ -14,9 +14,9 @@ class ReplicaLost(SpecdecodeError):
     """A replica, or the way to it, was lost while it worked on a request. Users never see it.
 
     Args:
-        dead: it will not come back, so that nothing is to be sent there any more.
+        shunned: seconds for which nothing is to be sent there any more.
     """
 
-    def __init__(self, reason: str, *, dead: bool) -> None:
+    def __init__(self, reason: str, *, shunned: float = 0.0) -> None:
         super().__init__(reason)
-        self.dead = dead
+        self.shunned = shunned

@@ -21,11 +21,35 @@ class Ask:
     avoid: frozenset[str] = frozenset()  #: replicas that were lost with a request
 
 
+@attrs.frozen(kw_only=True)
+class Question:
+    """A prompt to be tokenized and checked; any replica can."""
+
+    prompt: Any
+    params: SamplingParams
+    where: str  #: what messages of errors call the prompt
+    avoid: frozenset[str] = frozenset()
+
+
 @attrs.frozen
 class Accepted:
     """First answer to an :class:`Ask`: the replica has queued it."""
 
     replica: str
+
+
+@attrs.frozen
+class Pulse:
+    """Said while there is nothing else to say: the replica lives, and its engine moves."""
+
+
+@attrs.frozen
+class Order:
+    """A call that is meant for one replica."""
+
+    replica: str
+    method: str
+    args: tuple[Any, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

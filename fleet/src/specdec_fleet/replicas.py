@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from specdecode import RequestOutput
-from specdecode.api.engine_thread import EngineDeadError
+from specdecode.api.engine_thread import EngineDeadError, EngineStuckError
 from specdecode.contract import SpecdecodeError
 
 from .errors import ReplicaLost
-from .messages import Accepted, Ask
+from .messages import Accepted, Ask, Order, Pulse
+from .presence import present
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Replicas(Protocol):
     """Engines elsewhere, all alike."""
 
-    def generate(self, ask: Ask) -> AsyncGenerator[Accepted | RequestOutput, None]:
+    def generate(self, ask: Ask) -> AsyncGenerator[Accepted | Pulse | RequestOutput, None]:
         """One attempt at a request, on some replica; to be closed.
 
         Raises:
@@ -49,8 +52,8 @@ class ServeReplicas:
         self._handle = handle
         self._generate = handle.options(method_name="generate", stream=True)
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Accepted | RequestOutput, None]:
-        response: Any = self._generate.remote(ask)
+    async def generate(self, ask: Ask) -> AsyncGenerator[Accepted | Pulse | RequestOutput, None]:
+        response = _apart(self._generate.remote, ask)
         ended = False
         try:
             async for message in response:
@@ -64,22 +67,35 @@ class ServeReplicas:
                 response.cancel()
 
     async def call(self, method: str, *args: Any) -> Any:
+        response = _apart(self._handle.options(method_name=method).remote, *args)
         try:
-            return await self._handle.options(method_name=method).remote(*args)
+            return await response
         except (RayError, RayServeException, asyncio.CancelledError) as error:
+            response.cancel()
             raise _meaning(error) from error
 
     async def broadcast(self, method: str, *args: Any, timeout: float) -> list[Any]:
+        orders = [Order(replica, method, args) for replica in present(self._handle.app_name)]
+        answers = await asyncio.gather(*(self._carry_out(order, timeout) for order in orders))
+        return [answer for answered, answer in answers if answered]
+
+    async def _carry_out(self, order: Order, timeout: float) -> tuple[bool, Any]:
+        """Whether it was done, and what came of it. One replica that hangs holds no other up."""
         try:
-            response = self._handle.broadcast(method, *args)
-            results = await response.results_async(timeout_s=timeout, return_exceptions=True)
-        except (RayError, RayServeException, TimeoutError) as error:
-            logger.warning("%s was not answered by all replicas: %s", method, error or "it took too long")
-            return []
-        failed = [one for one in results if isinstance(one, BaseException)]
-        for reason in failed:
-            logger.warning("%s failed on a replica: %s", method, _meaning(reason))
-        return [one for one in results if not isinstance(one, BaseException)]
+            async with asyncio.timeout(timeout):
+                return True, await self.call("carry_out", order)
+        except Exception as error:
+            logger.warning("%s failed on replica %s: %s", order.method, order.replica, error or "no answer")
+            return False, None
+
+
+def _apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Call outside of the HTTP request that is being served.
+
+    Ray Serve would give all calls of one HTTP request the same id, by which its router tells them apart: of
+    several at a time, one would be routed.
+    """
+    return contextvars.Context().run(function, *args)
 
 
 def _meaning(error: BaseException) -> BaseException:
@@ -88,18 +104,18 @@ def _meaning(error: BaseException) -> BaseException:
     if isinstance(error, asyncio.CancelledError | TaskCancelledError):
         if task is not None and task.cancelling():
             return asyncio.CancelledError()  # it is the reader that has gone
-        return ReplicaLost("the replica was ended", dead=False)
+        return ReplicaLost("the replica was ended")
     if isinstance(error, RayTaskError):
         cause = error.cause
-        if isinstance(cause, EngineDeadError):
-            return ReplicaLost(str(cause), dead=True)
+        if isinstance(cause, EngineDeadError | EngineStuckError):
+            return ReplicaLost(str(cause), shunned=math.inf)
         if isinstance(cause, SpecdecodeError):
             return cause
         if isinstance(cause, asyncio.CancelledError):
-            return ReplicaLost("the replica was ended", dead=False)
+            return ReplicaLost("the replica was ended")
         if not isinstance(cause, RayError):
             return error  # a mistake in the replica's code, which another one would repeat
-    return ReplicaLost(f"{type(error).__name__}: {_first_line(error)}", dead=False)
+    return ReplicaLost(f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

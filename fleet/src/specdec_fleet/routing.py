@@ -9,7 +9,8 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from .affinity import PrefixMap
-from .messages import Ask
+from .messages import Ask, Order, Question
+from .presence import announce
 
 #: Replicas that are looked at more closely, by asking for their queues where those are not known.
 MAX_CANDIDATES = 8
@@ -31,18 +32,20 @@ class AffinityRouter(RequestRouter):
         self._slack = slack
         self._open: dict[str, str] = {}  # Serve's id of a request -> replica that works on it
         self._load: Counter[str] = Counter()
+        announce(self.app_name, lambda: [replica.unique_id for replica in list(self.curr_replicas)])
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Groups of replicas, the most wanted first; none: wait for other replicas."""
-        ask = _ask_of(pending_request)
+        first = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        ask = first if isinstance(first, Ask) else None
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         fit = {
-            replica.replica_id.unique_id: replica
+            name: replica
             for replica in candidate_replicas
-            if ask is None or replica.replica_id.unique_id not in ask.avoid
+            if _may_take(first, name := replica.replica_id.unique_id)
         }
         if not fit:
             return []
@@ -62,7 +65,8 @@ class AffinityRouter(RequestRouter):
         return max(self._load[name], self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        if (ask := _ask_of(pending_request)) is None:
+        ask = pending_request.args[0] if pending_request.args else None
+        if not isinstance(ask, Ask):
             return
         name = replica_id.unique_id
         self._open[pending_request.metadata.internal_request_id] = name
@@ -78,6 +82,11 @@ class AffinityRouter(RequestRouter):
                 del self._load[name]
 
 
-def _ask_of(pending: PendingRequest | None) -> Ask | None:
-    args = pending.args if pending is not None else ()
-    return args[0] if args and isinstance(args[0], Ask) else None
+def _may_take(first: Any, replica: str) -> bool:
+    """Whether a call whose first argument is ``first`` may go to ``replica``."""
+    match first:
+        case Ask() | Question():
+            return replica not in first.avoid
+        case Order():
+            return replica == first.replica
+    return True
