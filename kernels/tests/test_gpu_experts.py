@@ -131,6 +131,20 @@ def test_rows_by_expert(tokens, count, experts, size):
     assert torch.equal(known, known.sort(descending=True).values)  # those that are not there come last
 
 
+@pytest.mark.parametrize(
+    ("tokens", "count", "experts"), [(1, 2, 4), (16, 3, 5), (9, 8, 40), (3, 9, 20), (5, 1, 1)]
+)
+def test_few_tokens_are_grouped_as_they_choose(tokens, count, experts):
+    logits = 3 * randn(tokens, experts, seed=tokens)
+    weights, order, tiles = gpu.chosen(logits, count, 16, normalize=False)
+    ids, shares = gpu.choose(logits, count, normalize=False)
+    wanted_order, wanted_tiles = gpu.grouped(ids, experts, 16)
+    assert torch.equal(weights, shares) and torch.equal(order, wanted_order)
+    known = int((wanted_tiles[:, 0] >= 0).sum())
+    assert torch.equal(tiles[:known], wanted_tiles[:known])
+    assert bool((tiles[known:, 0] == -1).all())
+
+
 def test_a_mixture_of_what_is_normalised_already():
     x, (router, gate_up, down) = randn(6, ODD.hidden), weights(ODD, torch.float32)
     logits = x @ router.T
@@ -174,8 +188,8 @@ def test_experts_touched_on_the_average():
 
 @pytest.mark.skipif(not CARD, reason="the interpreter multiplies by numpy, whose bits depend on the shape")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [A3B, MIXTRAL, ODD], ids=str)
-def test_the_bits_of_a_token_are_its_own(shape, dtype):
+@pytest.mark.parametrize(("shape", "normalize"), [(A3B, True), (A3B, False), (MIXTRAL, True), (ODD, False)])
+def test_the_bits_of_a_token_are_its_own(shape, normalize, dtype):
     """Alone and beside others, through every size of tile; the scores' too."""
     stream, parts = a_stream(700, shape.hidden, dtype), weights(shape, dtype)
 
@@ -183,7 +197,7 @@ def test_the_bits_of_a_token_are_its_own(shape, dtype):
         part = type(stream)(
             stream.residual[begin:end], stream.scaled[begin:end], stream.squares[:, begin:end].contiguous()
         )
-        got = added(gpu, shape, part, parts, dtype)
+        got = added(gpu, shape, part, parts, dtype, normalize=normalize)
         return [gpu.scores(part, parts[0], EPS), got.residual, got.scaled, got.squares[:, : end - begin].T]
 
     whole = run(0, 700)

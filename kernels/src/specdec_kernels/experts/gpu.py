@@ -1,6 +1,7 @@
 """Mixtures of experts in Triton: which tiles, what is launched.
 
-Six launches a layer: scores, choice, grouping, gate and up, down, sums. All have sizes that the number of
+Five launches a layer: scores, choice, gate and up, down, sums; of more than 16 tokens grouping is one of its
+own. All have sizes that the number of
 tokens alone decides, so that they can be captured into a CUDA graph.
 """
 
@@ -17,6 +18,10 @@ from .gpu_routing import choose_kernel, group_kernel, router_kernel
 
 #: Experts whose scores a program computes.
 _SCORES = 16
+#: Tokens that a program chooses for; so many at the most are grouped by it, too.
+_FEW = 16
+#: Choices that a program groups at one time, each compared with each.
+_AT_ONCE = 128
 #: Choices that a grouping program looks at at a time.
 _CHOICES = 1024
 #: Tokens that go through at once: each holds float32 rows of all its experts' outputs meanwhile.
@@ -109,22 +114,49 @@ def scores(stream: Stream, router: torch.Tensor, eps: float) -> torch.Tensor:
 
 def choose(logits: torch.Tensor, count: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """As of :func:`specdec_kernels.experts.choose`, but for the ids' dtype, int32."""
+    ids = logits.new_empty((len(logits), count), dtype=torch.int32)
+    return ids, _choose(logits, count, normalize, ids, None, None)
+
+
+def _choose(
+    logits: torch.Tensor,
+    count: int,
+    normalize: bool,
+    ids: torch.Tensor | None,
+    order: torch.Tensor | None,
+    found: torch.Tensor | None,
+) -> torch.Tensor:
+    """Weights; and either ``ids`` or, of up to :data:`_FEW` tokens, the groups are filled."""
     tokens, experts = logits.shape
-    ids = logits.new_empty((tokens, count), dtype=torch.int32)
-    weights = torch.empty_like(ids, dtype=torch.float32)
+    weights = logits.new_empty((tokens, count))
     if tokens:
         launch(
             choose_kernel,
-            (tokens,),
-            *(logits, ids, weights),
+            (-(-tokens // _FEW),),
+            *(logits, ids, weights, order, found, tokens, 0 if found is None else len(found)),
             E=experts,
             COUNT=count,
             NORMALIZE=normalize,
+            TOKENS=_FEW,
             BLOCK=triton.next_power_of_2(experts),
             SLOTS=triton.next_power_of_2(count),
-            num_warps=1 if experts <= 256 else 4,
+            num_warps=8,
         )
-    return ids, weights
+    return weights
+
+
+def chosen(
+    logits: torch.Tensor, count: int, size: int, *, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights, and the choices in tiles of up to ``size`` rows, as of :func:`grouped`; few at one go."""
+    tokens, experts = logits.shape
+    if tokens > _FEW or _FEW * triton.next_power_of_2(count) > _AT_ONCE:
+        ids, weights = choose(logits, count, normalize=normalize)
+        return weights, *grouped(ids, experts, size)
+    choices = tokens * count
+    order = logits.new_empty(choices, dtype=torch.int32)
+    found = logits.new_empty((min(choices, experts), 3), dtype=torch.int32)
+    return _choose(logits, count, normalize, None, order, found), order, found
 
 
 def grouped(ids: torch.Tensor, num_experts: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,9 +196,8 @@ def _outputs(
     y = x.new_empty((tokens * count, width), dtype=torch.float32)
     if not tokens:
         return y
-    ids, weights = choose(logits, count, normalize=normalize)
     size = rows_of_a_tile(tokens * count, experts, tokens, 64 if x.dtype is torch.float32 else 128)
-    order, found = grouped(ids, experts, size)
+    weights, order, found = chosen(logits, count, size, normalize=normalize)
     gated = x.new_empty(tokens * count, inner)
     tile = _tile(size, x, inputs)
     evict = "evict_first" if size == 16 else ""

@@ -44,46 +44,83 @@ def router_kernel(
     tl.store(LOGITS + at, a, mask=(expert < E)[:, None] & (m < M)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "MOST"])
 def choose_kernel(
     LOGITS,
     IDS,
     WEIGHTS,
+    ORDER,
+    TILES,
+    M,
+    MOST,
     E: tl.constexpr,
     COUNT: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The ``COUNT`` likeliest experts of a token, of equal ones the first, and their weights."""
-    m = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK)
+    """The ``COUNT`` likeliest experts of ``TOKENS`` tokens, of equal ones the first, and their weights.
+
+    With ``ORDER`` these are all tokens, and their choices are grouped, as of :func:`group_kernel`.
+    """
+    m = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    e = tl.arange(0, BLOCK)[None, :]
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    logits = tl.load(LOGITS + m * E + e, mask=e < E, other=float("-inf"))
-    logits = tl.where(
-        logits == logits, logits, float("-inf")
-    )  # of NaN alone: experts that there are, NaN shares
-    top = tl.max(logits, 0)
-    # of one token in one tile of one size, so in one order
-    all_shares = tl.sum(tl.exp(logits - top), 0)
-    slot = tl.arange(0, SLOTS)
-    ids = tl.zeros_like(slot)
-    shares = tl.zeros((SLOTS,), tl.float32)
-    total = 0.0
+    there = (m < M)[:, None] & (e < E)
+    logits = tl.load(LOGITS + m.to(tl.int64)[:, None] * E + e, mask=there, other=float("-inf"))
+    logits = tl.where(logits == logits, logits, float("-inf"))  # of NaN alone: NaN shares
+    top = tl.max(logits, 1)
+    # of a token in a tile of one size, so in one order
+    all_shares = tl.sum(tl.exp(logits - top[:, None]), 1)
+    slot = tl.arange(0, SLOTS)[None, :]
+    ids = tl.zeros((TOKENS, SLOTS), tl.int32) + E
+    shares = tl.zeros((TOKENS, SLOTS), tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
     for place in tl.static_range(COUNT):
-        best = tl.argmax(logits, 0)
-        share = tl.exp(tl.max(logits, 0) - top)
-        logits = tl.where(e == best, float("-inf"), logits)
-        ids = tl.where(slot == place, best, ids)
-        shares = tl.where(slot == place, share, shares)
+        logit, best = tl.max(logits, 1, return_indices=True)
+        share = tl.exp(logit - top)
+        logits = tl.where(e == best[:, None], float("-inf"), logits)
+        ids = tl.where(slot == place, best[:, None], ids)
+        shares = tl.where(slot == place, share[:, None], shares)
         total += share
-    tl.store(IDS + m * COUNT + slot, ids, mask=slot < COUNT)
     if not NORMALIZE:
         total = all_shares
-    tl.store(WEIGHTS + m * COUNT + slot, shares / total, mask=slot < COUNT)
+    known = (m < M)[:, None] & (slot < COUNT)
+    at = m[:, None] * COUNT + slot
+    tl.store(WEIGHTS + at, shares / total[:, None], mask=known)
+    if ORDER is None:
+        tl.store(IDS + at, ids, mask=known)
+    else:
+        _group(tl.where(known, ids, E), at, ORDER, TILES, MOST, E, TOKENS * SLOTS)
+
+
+@triton.jit
+def _group(ids, choices, ORDER, TILES, MOST, E: tl.constexpr, N: tl.constexpr):
+    """What :func:`group_kernel` finds, of so few tokens that an expert's rows are one tile: all at one time.
+
+    ``ids``: of ``N`` choices in the order of their numbers ``choices``; ``E`` where there is none.
+    """
+    mine = tl.reshape(ids, (N,))
+    choice = tl.reshape(choices, (N,))
+    place = tl.arange(0, N)
+    alike = mine[:, None] == mine[None, :]
+    less = mine[None, :] < mine[:, None]
+    earlier = place[None, :] < place[:, None]
+    row = tl.sum((less | (alike & earlier)).to(tl.int32), 1)
+    count = tl.sum(alike.to(tl.int32), 1)
+    first = tl.sum((alike & earlier).to(tl.int32), 1) == 0
+    tile = tl.sum((less & first[None, :]).to(tl.int32), 1)
+    known = mine < E
+    tl.store(ORDER + row, choice, mask=known)
+    tl.store(TILES + 3 * tile, mine, mask=known & first)
+    tl.store(TILES + 3 * tile + 1, row, mask=known & first)
+    tl.store(TILES + 3 * tile + 2, count, mask=known & first)
+    tiles = tl.sum((known & first).to(tl.int32), 0)
+    tl.store(TILES + 3 * place, -1, mask=(place >= tiles) & (place < MOST))
 
 
 @triton.jit(do_not_specialize=["P", "MOST"])
