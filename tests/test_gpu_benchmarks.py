@@ -156,3 +156,21 @@ def test_goals_are_compared_as_they_are_stated(monkeypatch):
         ("plain, idle", 1, "<= 0.03", "yes"),
         ("ngram, tokens/s to vLLM", 1, ">= 1.4", "NO"),
     ]
+
+
+def test_adapters(tmp_path):
+    """What adapters cost, and that they leave alone who has none."""
+    config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [
+        sys.executable, FOLDER / "lora.py", "--shape", tmp_path, "--device", "cpu", "--dtype", "float32",
+        "--context", "12", "--new-tokens", "6", "--repeats", "1", "--batches", "1,8",
+        "--json", tmp_path / "result.json",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sections = json.loads((tmp_path / "result.json").read_text())["sections"]
+    assert [(row["equal"], row["of"]) for row in sections["checks"]] == [(4, 4)] * 3
+    told = [(row["what"], row["batch"]) for row in sections["engines"]]
+    assert ("one adapter", 1) in told and ("an adapter a row", 8) in told and len(told) == 7
+    assert {row["adapters"] for row in sections["kernels"]} == {1, 8}

@@ -93,6 +93,10 @@ WORKS = {
         lambda llm, path: llm.llm_engine.args.structured_outputs_config.disable_any_whitespace,
     ),
     "shadow_rate": (1.0, lambda llm, path: metric(llm, "specdecode:shadow_checked") == 3),
+    "enable_lora": (True, lambda llm, path: llm.llm_engine.adapters.limits.max_loras == 1),
+    "max_loras": (1, None),  # others want enable_lora: core/tests/lora
+    "max_lora_rank": (16, None),
+    "max_cpu_loras": (None, None),
     "disable_plugins": (
         ["nobody"], lambda llm, path: llm.llm_engine.args.disable_plugins == ("nobody",)
     ),
@@ -172,7 +176,7 @@ def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         EngineArgs(
             "x",
-            enable_lora=True,
+            enable_prompt_adapter=True,
             max_num_seqs=0,
             bloc_size=3,
             speculative_model="a",
@@ -181,7 +185,13 @@ def test_all_faults_are_told_at_once():
         )
     told = "\n".join(caught.value.faults)
     assert len(caught.value.faults) == 5
-    for needle in ("enable_lora=True", "max_num_seqs", "bloc_size", "contradicts", "EngineArgs.device"):
+    for needle in (
+        "enable_prompt_adapter=True",
+        "max_num_seqs",
+        "bloc_size",
+        "contradicts",
+        "EngineArgs.device",
+    ):
         assert needle in told
 
 

@@ -32,8 +32,14 @@ class Stage:
             "medusa-2": lambda path: self._testing("medusa").write_heads(path, "medusa-2", self.target),
             "accelerator": lambda path: self._testing("mlp").write_speculator(path, self.target),
             "MiMo-7B-RL": lambda path: self._testing("mtp").write_target(path, max_position_embeddings=512),
+            "adapter": self._adapter,
             "checkpoint": lambda path: self._testing("mtp").write_modules(path, self.target),
         }
+
+    def _adapter(self, path: Path) -> Path:
+        from specdecode.testing.adapters import write_adapter
+
+        return write_adapter(path, self.target)
 
     @staticmethod
     def _testing(distribution: str) -> Any:
@@ -100,7 +106,8 @@ def staged(stage, monkeypatch) -> dict[str, str]:
 
     for name in ("LLM", "AsyncLLM"):
         monkeypatch.setattr(specdecode, name, stage.engine(getattr(specdecode, name)))
-    return {"model": "path/of/model", "draft": "path/of/draft", "head": "path/of/eagle3"}
+    names = {"model": "path/of/model", "draft": "path/of/draft", "head": "path/of/eagle3"}
+    return names | {"adapter": stage.path("path/of/adapter")}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api.outputs import CompletionOutput, Logprob, RequestOutput
     from .api.params import RequestOutputKind, SamplingParams
     from .inputs import TextPrompt, TokensPrompt
+    from .lora.request import LoRARequest
     from .structured.params import GuidedDecodingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOME = {
     "Logprob": ".api.outputs",
     "StructuredOutputsParams": ".structured.params",
     "GuidedDecodingParams": ".structured.params",
+    "LoRARequest": ".lora.request",
     "TokensPrompt": ".inputs",
     "TextPrompt": ".inputs",
 }
@@ -44,6 +46,7 @@ __all__ = [
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",

@@ -44,7 +44,13 @@ def refused(call, *needles: str, kind: type[Exception] = ValueError) -> str:
         ({"tensor_parallel_size": 0}, ["LLM.tensor_parallel_size", "at least 1"]),
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size=3", "num_attention_heads"]),
         ({"quantization": "awq"}, ["LLM.quantization", "awq"]),
-        ({"enable_lora": True}, ["enable_lora", "not built"]),
+        ({"max_loras": 2}, ["max_loras=2", "enable_lora=True"]),
+        ({"enable_lora": True, "tensor_parallel_size": 2}, ["enable_lora=True", "tensor_parallel_size"]),
+        ({"enable_lora": True, "max_lora_rank": 0}, ["LLM.max_lora_rank", "0"]),
+        (
+            {"enable_lora": True, "max_loras": 4, "max_cpu_loras": 2},
+            ["max_cpu_loras=2", "at least max_loras=4"],
+        ),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 8}, ["max_num_batched_tokens=8", "max_num_seqs=64"]),
         ({"device": "quantum"}, ["device", "quantum"]),
         (
@@ -185,7 +191,7 @@ def test_generate_arguments(llm):
     refused(lambda: llm.generate("x", prompt_token_ids=[1]), "prompt_token_ids")
     refused(lambda: llm.generate([prompt] * 3, [GREEDY] * 2), "sampling_params", "3", "2")
     refused(lambda: llm.generate(prompt, {"temperature": 0}), "sampling_params")
-    refused(lambda: llm.generate(prompt, GREEDY, lora_request=object()), "lora_request")
+    refused(lambda: llm.generate(prompt, GREEDY, lora_request=object()), "lora_request", "enable_lora=True")
     refused(
         lambda: llm.generate(prompt, GREEDY, priority=[1]), "priority[0]=1", "scheduling_policy", "'fcfs'"
     )

@@ -93,7 +93,7 @@ def test_options_reach_the_template(engines):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lora_request": object()}, "lora_request is refused"),
+        ({"lora_request": object()}, "lora_request wants an engine with room"),
         ({"mm_processor_kwargs": {}}, "mm_processor_kwargs is refused"),
         ({"messages": [CONVERSATIONS[0], [{"role": "user", "content": [{"type": "image_url"}]}]]},
          r"messages\[1\]\[0\]\.content\[0\] is of type 'image_url'"),

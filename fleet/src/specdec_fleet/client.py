@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import attrs
-from specdecode import RequestOutput, SamplingParams
+from specdecode import LoRARequest, RequestOutput, SamplingParams
 from specdecode.api.engine_thread import EngineDeadError
 from specdecode.api.facts import EngineFacts
 from specdecode.api.prompts import TokenizedPrompt
@@ -118,7 +118,13 @@ class FleetLLM:
         raise self._nobody()
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As :meth:`specdecode.AsyncLLM.generate`.
 
@@ -126,7 +132,9 @@ class FleetLLM:
             ConfigError: the request cannot be served.
             RequestLostError: no replica completed it.
         """
-        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        stream = await self.add_request(
+            request_id, prompt, sampling_params, priority=priority, lora_request=lora_request
+        )
         try:
             async for output in stream:
                 yield output
@@ -134,7 +142,13 @@ class FleetLLM:
             stream.close()
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream:
         """Hand a request to a replica, and wait until it has accepted it.
 
@@ -144,7 +158,13 @@ class FleetLLM:
         """
         tokenized = await self.prepare(prompt, params)
         seed = resolve_seed(params.seed, self._unseeded)
-        ask = Ask(request_id=request_id, prompt=tokenized, params=params.clone(seed=seed), priority=priority)
+        ask = Ask(
+            request_id=request_id,
+            prompt=tokenized,
+            params=params.clone(seed=seed),
+            priority=priority,
+            lora_request=lora_request,
+        )
         loop = asyncio.get_running_loop()
         accepted: asyncio.Future[None] = loop.create_future()
 

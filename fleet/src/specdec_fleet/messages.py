@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from specdecode import SamplingParams
+from specdecode import LoRARequest, SamplingParams
 from specdecode.api.facts import EngineFacts
 from specdecode.api.prompts import TokenizedPrompt
 
@@ -18,6 +18,7 @@ class Ask:
     prompt: TokenizedPrompt
     params: SamplingParams  #: with a seed, so that every replica gives the same tokens
     priority: int = 0
+    lora_request: LoRARequest | None = None
     avoid: frozenset[str] = frozenset()  #: replicas that were lost with a request
 
 

@@ -63,7 +63,9 @@ class Replica:
             EngineDeadError: the engine has stopped.
             EngineStuckError: it hangs.
         """
-        stream = await self._llm.add_request(ask.request_id, ask.prompt, ask.params, priority=ask.priority)
+        stream = await self._llm.add_request(
+            ask.request_id, ask.prompt, ask.params, priority=ask.priority, lora_request=ask.lora_request
+        )
         with contextlib.closing(stream):
             yield Accepted(self._name)
             while True:

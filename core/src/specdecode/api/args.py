@@ -106,6 +106,16 @@ class EngineFields:
         default=0.0,
         validator=_share,
     )
+    enable_lora: bool = option("let requests ask for adapters; see docs/adapters.md", default=False)
+    max_loras: int = option(
+        "adapters that the requests of a step may have, each in memory beside the model",
+        default=1,
+        validator=within(1),
+    )
+    max_lora_rank: int = option("highest rank of an adapter", default=16, validator=within(1, 512))
+    max_cpu_loras: int | None = option(
+        "adapters whose weights are kept on the host; none: max_loras", default=None, validator=within(1)
+    )
     disable_plugins: tuple[str, ...] = option("plugin families not to load", default=())
     speculative_config: Any = option(
         "how to speculate: a mapping, a JSON string or a SpeculativeConfig; none: not at all", default=None
@@ -117,11 +127,31 @@ class EngineFields:
                 f"shadow_rate={self.shadow_rate} has no effect without speculation, which it checks: give a "
                 "speculative_config, or leave it out"
             )
+        self._check_adapters()
         budget = self.max_num_batched_tokens
         if budget is not None and budget < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={budget} must be at least max_num_seqs={self.max_num_seqs}, "
                 "so that each request gets a token a step; raise the one or lower the other"
+            )
+
+    def _check_adapters(self) -> None:
+        bounds = {"max_loras": 1, "max_lora_rank": 16, "max_cpu_loras": None}
+        if not self.enable_lora:
+            for name, default in bounds.items():
+                if (value := getattr(self, name)) != default:
+                    raise ValueError(
+                        f"{name}={value} has no effect without enable_lora=True: set it, or leave it out"
+                    )
+        elif self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: what is on "
+                "the device is kept on the host too"
+            )
+        if self.enable_lora and self.tensor_parallel_size != 1:
+            raise ValueError(
+                "enable_lora=True works on one device in this version: leave out tensor_parallel_size, or "
+                "merge the adapter into the model"
             )
 
     @property

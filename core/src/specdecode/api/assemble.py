@@ -44,11 +44,13 @@ from ..kv import BlockPool
 from ..kv.store import KVStore, LayerShape, draft_layers
 from ..layers import RotatingBackend
 from ..layers.flashinfer_backend import flashinfer_backend
+from ..lora.manager import LoRAManager
 from ..plugins import PluginManager, Prepared, default_manager, prepare, read_checkpoint
 from ..runner.graphs import row_buckets
 from ..runner.profiling import measure_steps, target_costs
 from ..runner.runner import ModelRunner
 from ..verify import Rule, Synthetic, Typical, rule
+from .adapters import adapters_in_use, check_adapters, room_for_adapters
 from .args import EngineArgs
 from .drafting_pace import check_schedule, make_pacer, most_tokens, widths_of
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
@@ -83,6 +85,7 @@ class Engine:
     eos_ids: frozenset[int]
     defaults: Mapping[str, Any]  #: sampling parameters of the model's generation config
     memory: MemoryPlan
+    adapters: LoRAManager | None  #: None: there is no room for any
     method: str | None
     manager: PluginManager
     ranks: Ranks
@@ -154,13 +157,17 @@ def _load(
             group=group,
             whole_embedding=needs is not None and EMBED in needs.modules,
         )
+    with stage("making room for adapters", target.device, remedy="lower max_loras or max_lora_rank"):
+        adapters = room_for_adapters(args, model, exact=target.exact)
     remedy = "use a smaller draft model, or speculate by a method without weights"
     with stage("loading the draft method", target.device, remedy=remedy) as drafter:
         proposer = _load_proposer(prepared, args, model, target, group)
 
     layers, drafts = _kv_layers(target, model.kv_heads, needs)
     widths = widths_of(prepared)
-    memory = _plan_memory(args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group)
+    memory = _plan_memory(
+        args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group, adapters
+    )
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
     remedy = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else runs there"
@@ -173,7 +180,17 @@ def _load(
             _bind(proposer, args, runner, info, group)
             prepared = prepared.narrowed(proposer.most)
         core = _core(
-            args, prepared, proposer, runner, pool, verification, info, tokenizer, manager.strict, group
+            args,
+            prepared,
+            proposer,
+            runner,
+            pool,
+            verification,
+            info,
+            tokenizer,
+            manager.strict,
+            group,
+            adapters,
         )
         core.prepare()
     return Engine(
@@ -183,6 +200,7 @@ def _load(
         eos_ids=frozenset(models.eos_token_ids(target.files)),
         defaults=models.default_sampling(target.files),
         memory=memory,
+        adapters=adapters,
         method=prepared.method if prepared else None,
         manager=manager,
         ranks=ranks,
@@ -199,6 +217,7 @@ def _plan_memory(
     draft_bytes: int,
     num_widths: int,
     group: Group,
+    adapters: LoRAManager | None,
 ) -> MemoryPlan:
     """Measure what the largest steps take, and give KV the rest."""
     remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model"
@@ -222,6 +241,7 @@ def _plan_memory(
         target.device,
         scratch_bytes=needs.scratch_bytes if needs else 0,
         draft_bytes=draft_bytes,
+        adapter_bytes=adapters.num_bytes if adapters else 0,
         steps=steps,
         graph_bytes=graph_reserve(steps, num_graphs),
         group=group,
@@ -237,6 +257,7 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         trust_remote_code=args.trust_remote_code,
     )
     models.check_architecture(files, quantization=args.quantization, exact=args.exact)
+    check_adapters(args, files)
     dtype = torch.bfloat16  # what int8 weights compute in
     if args.quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
@@ -439,6 +460,7 @@ def _core(
     tokenizer: Any,
     strict: bool,
     group: Group,
+    adapters: LoRAManager | None,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
     metrics = EngineMetrics(needs.depth if needs else 0, mark=verification.mark)
@@ -467,11 +489,15 @@ def _core(
             f"enable_chunked_prefill=False wants max_num_batched_tokens of at least max_model_len="
             f"{info.max_model_len}, got {args.token_budget}: raise it, or leave chunked prefill on"
         )
-    scheduler = Scheduler(config, pool, drafting or NoLifecycle(), len(needs.kv) if needs else 0)
+    slots = adapters.slots if adapters else None
+    scheduler = Scheduler(config, pool, drafting or NoLifecycle(), len(needs.kv) if needs else 0, slots)
     metrics.follow("vllm:num_preemptions", lambda: scheduler.num_preemptions)
     metrics.gauge("vllm:num_requests_running", lambda: scheduler.num_running)
     metrics.gauge("vllm:num_requests_waiting", lambda: scheduler.num_waiting)
     metrics.gauge("vllm:kv_cache_usage_perc", lambda: pool.usage)
+    if slots is not None:
+        metrics.read(lambda: adapters_in_use(scheduler))
+        metrics.follow("specdecode:lora_loads", lambda: slots.num_loads)
     parts: dict[str, Any] = {
         "scheduler": scheduler,
         "runner": runner,

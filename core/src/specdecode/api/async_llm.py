@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..contract import ConfigError
 from ..engine.metrics import Metric
+from ..lora.request import LoRARequest
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .engine import LLMEngine
@@ -75,7 +76,13 @@ class AsyncLLM:
 
     # -- requests -------------------------------------------------------------------------------
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request as they come, as its ``output_kind`` says; the last one is finished.
 
@@ -85,13 +92,16 @@ class AsyncLLM:
         Args:
             prompt: a string, ``TextPrompt`` or ``TokensPrompt``.
             request_id: not in use by another request that runs.
+            lora_request: the adapter to answer with; None: the model as it is.
             priority: under ``scheduling_policy="priority"`` lower ones are served first.
 
         Raises:
             ConfigError: the request cannot be served.
             EngineDeadError: the engine has stopped.
         """
-        stream = await self.add_request(request_id, prompt, sampling_params, priority=priority)
+        stream = await self.add_request(
+            request_id, prompt, sampling_params, priority=priority, lora_request=lora_request
+        )
         try:
             async for output in stream:
                 yield output
@@ -99,7 +109,13 @@ class AsyncLLM:
             stream.close()
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream:
         """Queue a request; its outputs come through the stream, which is to be closed.
 
@@ -109,10 +125,21 @@ class AsyncLLM:
             EngineDeadError: the engine has stopped.
         """
         self._engine.check_priority(priority)
+        if lora_request is not None:
+            await self.add_lora(lora_request)
         tokenized = await self.prepare(prompt, params)
         stream = RequestStream(request_id, params.output_kind, self._thread.abort)
-        self._thread.submit(stream, tokenized, params.snapshot(), priority)
+        self._thread.submit(stream, tokenized, params.snapshot(), priority, lora_request)
         return stream
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter before a request asks for it; True.
+
+        Raises:
+            ConfigError: it cannot be served.
+            EngineDeadError: the engine has stopped.
+        """
+        return await self.at_the_door(lambda: self._engine.add_lora(lora_request))
 
     async def prepare(self, prompt: Any, params: SamplingParams, *, where: str = "prompt") -> TokenizedPrompt:
         """Tokenize and check a prompt and its parameters without queueing them.

@@ -15,6 +15,8 @@ from ..contract import ConfigError, TargetInfo
 from ..engine.metrics import Metric
 from ..engine.output import RequestOutputState
 from ..engine.request import Request
+from ..lora.request import LoRARequest
+from ..lora.slots import Adapter
 from ..plugins import PluginManager
 from ..sampling.bad_words import BadWords
 from ..sampling.history import TokenHistory, needs_history
@@ -42,6 +44,7 @@ class RequestGroup:
     request_id: str
     prompt: TokenizedPrompt
     params: SamplingParams
+    lora_request: LoRARequest | None = None
     states: list[RequestOutputState] = attrs.field(factory=list)
     sent: dict[int, tuple[int, int]] = attrs.field(factory=dict)  #: index -> tokens, characters given out
     logprobs: dict[int, list[TokenLogprobs]] = attrs.field(factory=dict)  #: index -> as they are given out
@@ -73,6 +76,7 @@ class LLMEngine:
         self.tokenizer = engine.tokenizer
         self.method = engine.method
         self.memory = engine.memory
+        self.adapters = engine.adapters  #: None without enable_lora
         self.plugins = engine.manager
         self._eos_ids = engine.eos_ids
         self._defaults = engine.defaults
@@ -132,16 +136,25 @@ class LLMEngine:
         return tokenized
 
     def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, **refused: Any
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
+        **refused: Any,
     ) -> None:
         """Queue a request of ``params.n`` completions, as ``params`` are now.
 
         Args:
             priority: under ``scheduling_policy="priority"`` lower ones are admitted first and
                 preempted last; equal ones in the order they come.
+            lora_request: the adapter to answer with; None: the model as it is.
 
         Raises:
-            ConfigError: the prompt, the parameters or the priority cannot be served, or the id is in use.
+            ConfigError: the prompt, the parameters, the priority or the adapter cannot be served, or the id
+                is in use.
         """
         self.check_priority(priority)
         if foreign := {name: value for name, value in refused.items() if value is not None}:
@@ -152,8 +165,34 @@ class LLMEngine:
             raise ConfigError(
                 f"request_id {request_id!r} is in use: choose another, or wait until it has ended"
             )
+        self.adapter_of(lora_request)
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else self.prepare(prompt, params)
-        self._add(request_id, tokenized, params.snapshot(), priority)
+        self._add(request_id, tokenized, params.snapshot(), priority, lora_request)
+
+    def adapter_of(self, lora_request: Any, where: str = "lora_request") -> Adapter | None:
+        """The adapter that a request asks for, checked; None if it asks for none. For any thread.
+
+        Args:
+            where: what messages call it.
+
+        Raises:
+            ConfigError: it cannot be served, or none can.
+        """
+        if lora_request is None:
+            return None
+        if self.adapters is None:
+            raise ConfigError(
+                f"{where} wants an engine with room for adapters: start it with enable_lora=True"
+            )
+        return self.adapters.adapter_of(lora_request, where)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter before a request asks for it; True.
+
+        Raises:
+            ConfigError: it cannot be served.
+        """
+        return self.adapter_of(lora_request) is not None
 
     def check_priority(self, priority: Any, where: str = "priority") -> None:
         """Raise ConfigError if it is no integer, or not 0 although nobody looks at it."""
@@ -165,21 +204,29 @@ class LLMEngine:
                 "set scheduling_policy='priority', or leave it out"
             )
 
-    def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
-        """Queue a checked request, on all ranks."""
-        self._ranks.announce("queue", request_id, prompt, params, priority)
-        self.queue(request_id, prompt, params, priority)
+    def _add(self, *request: Any) -> None:
+        """Queue a checked request, on all ranks; arguments as of :meth:`queue`."""
+        self._ranks.announce("queue", *request)
+        self.queue(*request)
 
-    def queue(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
+    def queue(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int,
+        lora_request: LoRARequest | None = None,
+    ) -> None:
         """Queue a checked request on this rank."""
-        group = RequestGroup(request_id, prompt, params)
+        adapter = self.adapter_of(lora_request)
+        group = RequestGroup(request_id, prompt, params, lora_request)
         seed = resolve_seed(params.seed, self._unseeded)
         requests: list[Request] = []  # all are made before the first is queued: making one may raise
         for index in range(params.n):
             name = f"{request_id}/{index}#{next(self._serial)}"
             leader = requests[0] if requests else None
             request = self.build_request(name, prompt, params, seed=seed, index=index, leader=leader)
-            request.priority = priority
+            request.priority, request.adapter = priority, adapter
             requests.append(request)
         self._groups[request_id] = group
         try:
@@ -327,6 +374,7 @@ class LLMEngine:
             prompt_logprobs=self._prompt_logprobs(group, delta),
             metrics=_metrics(group, lossy=self._rule.mark),
             num_cached_tokens=group.states[0].request.stats.cached_tokens,
+            lora_request=group.lora_request,
         )
 
     def _completion(self, group: RequestGroup, state: RequestOutputState, delta: bool) -> CompletionOutput:

@@ -16,6 +16,7 @@ import attrs
 
 from ..contract import SpecdecodeError
 from ..distributed.errors import WorkerDied
+from ..lora.request import LoRARequest
 from .engine import LLMEngine
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -68,7 +69,12 @@ class EngineThread:
 
     # -- from any thread ------------------------------------------------------------------------
     def submit(
-        self, stream: RequestStream, prompt: TokenizedPrompt, params: SamplingParams, priority: int = 0
+        self,
+        stream: RequestStream,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Queue a request; what it gives, or why it cannot be queued, comes through ``stream``.
 
@@ -78,7 +84,9 @@ class EngineThread:
 
         def add() -> None:
             try:
-                self._engine.add_request(stream.request_id, prompt, params, priority=priority)
+                self._engine.add_request(
+                    stream.request_id, prompt, params, priority=priority, lora_request=lora_request
+                )
             except Exception as error:
                 self._fail([stream], error)
             else:

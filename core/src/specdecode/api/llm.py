@@ -12,6 +12,7 @@ from tqdm import tqdm
 from ..contract import ConfigError, SpecdecodeError
 from ..engine.advice import Advisor, SpeculationFigures
 from ..engine.metrics import Metric
+from ..lora.request import LoRARequest
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .chat import ChatOptions, chat_prompts
@@ -49,7 +50,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Any = None,
         use_tqdm: bool = True,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         prompt_adapter_request: Any = None,
         logits_processor: Any = None,
         *,
@@ -62,6 +63,7 @@ class LLM:
             sampling_params: for all prompts, or one for each; None: the model's defaults.
             prompt_token_ids: token ids instead of ``prompts``: one list, or a list of lists.
             use_tqdm: show progress, with tokens per second and acceptance length.
+            lora_request: the adapter to answer with, for all prompts or one for each; None: none.
             logits_processor: a callable or a list of them, for all requests of this call, before
                 their own ``logits_processors``.
             priority: of all prompts, or one for each, under ``scheduling_policy="priority"``: lower ones
@@ -77,18 +79,13 @@ class LLM:
         """
         from .prompts import listed
 
-        given = {
-            "lora_request": lora_request,
-            "prompt_adapter_request": prompt_adapter_request,
-        }
-        if faults := [
-            f"{name} is refused: it is not built yet" for name, value in given.items() if value is not None
-        ]:
-            raise ConfigError(*faults)
+        if prompt_adapter_request is not None:
+            raise ConfigError("prompt_adapter_request is refused: it is not built yet")
         items = listed(prompts, prompt_token_ids)
         params = [self._final(wish, logits_processor) for wish in self._params_of(items, sampling_params)]
         engine = self.llm_engine
         priorities = self._priorities_of(items, priority)
+        adapters = self._adapters_of(items, lora_request)
         tokenized = [
             engine.prepare(item, wish, where=f"prompts[{index}]")
             for index, (item, wish) in enumerate(zip(items, params, strict=True))
@@ -97,10 +94,10 @@ class LLM:
         strangers: list[RequestOutput] = []  # of requests that somebody else runs on the same engine
         with held_back_interrupts() as check_interrupt:
             try:
-                for prompt, wish, rank in zip(tokenized, params, priorities, strict=True):
+                for prompt, wish, rank, adapter in zip(tokenized, params, priorities, adapters, strict=True):
                     request_id = self._free_id()
                     order[request_id] = len(order)
-                    engine.add_request(request_id, prompt, wish, priority=rank)
+                    engine.add_request(request_id, prompt, wish, priority=rank, lora_request=adapter)
                 outputs = self._run(order, strangers, use_tqdm, check_interrupt)
             except BaseException:
                 engine.abort_request(list(order))
@@ -114,7 +111,7 @@ class LLM:
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Any = "auto",
         add_generation_prompt: bool = True,
@@ -129,7 +126,7 @@ class LLM:
             messages: a conversation, which is a list of ``{"role": ..., "content": ...}``, or a list of
                 conversations. Content is a text or a list of text parts.
             sampling_params: for all conversations, or one for each; None: the model's defaults.
-            use_tqdm: as in :meth:`generate`.
+            use_tqdm, lora_request: as in :meth:`generate`.
             chat_template: Jinja text; None: the tokenizer's own.
             chat_template_content_format: what the template is given: "string" (parts joined by
                 newlines), "openai" (a list of parts), or "auto" (as the template looks).
@@ -141,11 +138,8 @@ class LLM:
         Raises:
             ConfigError: a message, option or parameter that cannot be served; then nothing was generated.
         """
-        given = {"lora_request": lora_request, "mm_processor_kwargs": mm_processor_kwargs}
-        if faults := [
-            f"{name} is refused: it is not built yet" for name, value in given.items() if value is not None
-        ]:
-            raise ConfigError(*faults)
+        if mm_processor_kwargs is not None:
+            raise ConfigError("mm_processor_kwargs is refused: it is not built yet")
         options = ChatOptions(
             chat_template=chat_template,
             content_format=chat_template_content_format,
@@ -155,7 +149,7 @@ class LLM:
             template_kwargs=chat_template_kwargs or {},
         )
         prompts = chat_prompts(self.get_tokenizer(), messages, options)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def _priorities_of(self, items: Sequence[Any], priority: int | Sequence[int] | None) -> list[int]:
         if priority is None:
@@ -168,6 +162,19 @@ class LLM:
         for index, rank in enumerate(ranks):
             self.llm_engine.check_priority(rank, f"priority[{index}]")
         return ranks
+
+    def _adapters_of(self, items: Sequence[Any], lora_request: Any) -> list[LoRARequest | None]:
+        if not isinstance(lora_request, Sequence) or isinstance(lora_request, str):
+            self.llm_engine.adapter_of(lora_request)
+            one: Any = lora_request
+            return [one] * len(items)
+        if len(lora_request) != len(items):
+            raise ConfigError(
+                f"lora_request has {len(lora_request)} entries for {len(items)} prompts: give one for each"
+            )
+        for index, own in enumerate(lora_request):
+            self.llm_engine.adapter_of(own, f"lora_request[{index}]")
+        return list(lora_request)
 
     def _params_of(self, items: Sequence[Any], params: Any) -> list[SamplingParams]:
         if params is None:

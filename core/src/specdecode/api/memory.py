@@ -40,6 +40,7 @@ class MemoryPlan:
     max_model_len: int
     draft_bytes: int = 0  #: what the proposer loaded
     step_bytes: int = 0  #: activations, logits and sampling of the largest step
+    adapter_bytes: int = 0  #: slots of adapters
     tap_bytes: int = 0  #: hidden states the proposer reads
     graph_bytes: int = 0  #: kept for captured graphs
     other_bytes: int = 0  #: CUDA itself and whatever else is on the device
@@ -55,6 +56,7 @@ class MemoryPlan:
         uses = [
             ("target's weights", self.weight_bytes, ""),
             ("draft's weights", self.draft_bytes, ""),
+            ("adapters", self.adapter_bytes, ""),
             ("CUDA and others", self.other_bytes, ""),
             ("largest step", self.step_bytes, "activations, logits, sampling"),
             ("tapped states", self.tap_bytes, ""),
@@ -82,6 +84,7 @@ def plan_memory(
     *,
     scratch_bytes: int,
     draft_bytes: int = 0,
+    adapter_bytes: int = 0,
     steps: StepMemory | None = None,
     graph_bytes: int = 0,
     group: Group = SOLO,
@@ -93,6 +96,7 @@ def plan_memory(
 
     Args:
         draft_bytes: of the proposer's weights.
+        adapter_bytes: of the adapters' slots.
         steps: what steps take; None: nothing that is known.
         graph_bytes: see :func:`graph_reserve`.
         group: of ranks, each with a cache of its own: the smallest counts.
@@ -107,11 +111,12 @@ def plan_memory(
     plan = MemoryPlan(
         weight_bytes=weight_bytes,
         draft_bytes=draft_bytes,
+        adapter_bytes=adapter_bytes,
         scratch_bytes=scratch_bytes,
         step_bytes=steps.largest,
         tap_bytes=steps.taps,
         graph_bytes=graph_bytes,
-        other_bytes=max(0, used - weight_bytes - draft_bytes),
+        other_bytes=max(0, used - weight_bytes - draft_bytes - adapter_bytes),
         granted_bytes=granted,
         block_bytes=block_bytes,
         num_blocks=0,

@@ -7,6 +7,8 @@ from typing import Literal
 
 import attrs
 
+from ..lora.request import LoRARequest
+
 
 @attrs.frozen
 class Logprob:
@@ -81,3 +83,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     #: prompt tokens found in the prefix cache
     num_cached_tokens: int = 0
+    lora_request: LoRARequest | None = None  #: the adapter it was answered with

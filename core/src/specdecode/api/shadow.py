@@ -197,5 +197,6 @@ class Shadow:
             seed=original.seed,
             index=original.index,
         )
+        request.adapter = original.output.request.adapter
         request.background = True
         return request

@@ -15,6 +15,7 @@ from .arguments import engine_options, parse_option, speculation_of
 _SERVER = "Server"
 _REQUESTS = "Requests"
 _KEYS = "Keys"
+_ADAPTERS = "Adapters"
 
 
 def register(app: typer.Typer) -> None:
@@ -98,6 +99,26 @@ def serve(
             rich_help_panel=_KEYS,
         ),
     ] = None,
+    enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Make room for adapters.", rich_help_panel=_ADAPTERS)
+    ] = False,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="An adapter, and what requests call it. May be repeated.",
+            rich_help_panel=_ADAPTERS,
+        ),
+    ] = None,
+    max_loras: Annotated[
+        int | None, typer.Option(metavar="N", help="Most at the same time.", rich_help_panel=_ADAPTERS)
+    ] = None,
+    max_lora_rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Their highest rank.", rich_help_panel=_ADAPTERS)
+    ] = None,
+    max_cpu_loras: Annotated[
+        int | None, typer.Option(metavar="N", help="Most kept on the host.", rich_help_panel=_ADAPTERS)
+    ] = None,
     spec_config: arguments.SpecConfig = None,
     spec_method: arguments.SpecMethod = None,
     spec_model: arguments.SpecModel = None,
@@ -124,7 +145,12 @@ def serve(
     """
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
     options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
+    rooms = {"max_loras": max_loras, "max_lora_rank": max_lora_rank, "max_cpu_loras": max_cpu_loras}
+    options |= {name: value for name, value in rooms.items() if value is not None}
+    options |= {"enable_lora": True} if enable_lora else {}
     options |= dict(parse_option("--engine-option", option) for option in engine_option or ())
+    if lora_modules and not options.get("enable_lora"):
+        raise ConfigError("--lora-modules wants room for adapters: add --enable-lora")
     if log_format not in ("text", "json"):
         raise ConfigError(f"--log-format must be text or json, got {log_format!r}")
     if log_level not in ("debug", "info", "warning", "error"):
@@ -133,10 +159,11 @@ def serve(
 
     from specdecode.config import structure
     from specdecode.serve.logs import log_to
-    from specdecode.serve.settings import ServerSettings, read_keys
+    from specdecode.serve.settings import ServerSettings, read_adapters, read_keys
 
     given: dict[str, Any] = {
         "served_model_name": tuple(served_model_name or ()),
+        "adapters": read_adapters(lora_modules or ()),
         "api_keys": read_keys(api_key or (), api_key_file),
         "admin_key": read_keys([admin_key], None)[0] if admin_key is not None else None,
         "reasoning_parser": reasoning_parser,
@@ -156,6 +183,8 @@ def serve(
 
     llm = AsyncLLM(model, speculative_config=speculation, **options)
     try:
+        for adapter in settings.adapters:
+            llm.engine.add_lora(adapter)
         well = run(llm, settings, host=host, port=port, drain_timeout=drain_timeout)
     finally:
         llm.shutdown()

@@ -136,7 +136,7 @@ def explain(
 
 def _logits(model: Decoder | TransformersDecoder, request: Request, output: Sequence[int]) -> torch.Tensor:
     """``[1, V]`` logits of the token after ``output``, which is committed to ``request``."""
-    hidden, _ = dense_forward(model, [*request.prompt_ids, *output])
+    hidden, _ = dense_forward(model, [*request.prompt_ids, *output], adapter=request.adapter_slot)
     if request.processors is None:
         request.commit(output)
         return model.compute_logits(hidden[-1:])

@@ -201,6 +201,7 @@ class EngineCore:
                     accepted=drawn.accepted,
                     kept=kept,
                     now=now,
+                    adapter=None if request.adapter is None else request.adapter.name,
                 )
             if kept or state.finish:
                 self._touched.append(state)
@@ -248,6 +249,12 @@ class EngineCore:
                 self.scheduler.preempt(row.request)
 
     def _finish_ended(self) -> None:
+        while self.scheduler.lost:
+            request, why = self.scheduler.lost.pop(0)
+            state = self.outputs[request]
+            state.end("error", why)
+            self._touched.append(state)
+            self._end(request)
         while self._ended:
             request = self._ended.pop(0)
             if request.status is Status.ENDED:

@@ -94,6 +94,31 @@ class Histogram(Metric):
         return {"count": self.count, "sum": self.sum, "buckets": self.buckets}
 
 
+class AdapterCounts:
+    """What of the engine's counts is one adapter's; under other names, so that sums count nothing twice."""
+
+    def __init__(self, name: str, labels: Mapping[str, str]) -> None:
+        own = {"lora_name": name}
+        self.generation_tokens = Counter(name="specdecode:lora_generation_tokens", labels=own)
+        self.drafts, self.draft_tokens, self.accepted_tokens = (
+            Counter(name=f"specdecode:lora_spec_decode_{what}", labels={**labels, **own})
+            for what in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        )
+
+    def delivered(self, drafted: int, used: int, kept: int) -> None:
+        """As :meth:`EngineMetrics.delivered`; ``used``: accepted drafts that became part of the output."""
+        self.generation_tokens.inc(kept)
+        if drafted:
+            self.drafts.inc()
+            self.draft_tokens.inc(drafted)
+            self.accepted_tokens.inc(used)
+
+    def metrics(self, without_speculation: bool) -> list[Metric]:
+        if without_speculation:
+            return [self.generation_tokens]
+        return [self.generation_tokens, self.drafts, self.draft_tokens, self.accepted_tokens]
+
+
 class EngineMetrics:
     """All metrics of one engine.
 
@@ -147,6 +172,7 @@ class EngineMetrics:
         self._hidden = () if depth else tuple(metric.name for metric in of_speculation)
         self.host_waits: dict[str, Counter] = {}
         self._more: list[Callable[[], Metric]] = []
+        self._by_adapter: dict[str, AdapterCounts] = {}
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """Add a gauge that is kept elsewhere."""
@@ -155,6 +181,10 @@ class EngineMetrics:
     def follow(self, name: str, read: Callable[[], float]) -> None:
         """Add a counter that is kept elsewhere."""
         self._more.append(lambda: Counter(name=name, total=read()))
+
+    def read(self, read: Callable[[], Metric]) -> None:
+        """Add a metric that is made when it is asked for."""
+        self._more.append(read)
 
     def include(self, metric: Metric) -> None:
         """Add a metric that its owner changes."""
@@ -185,7 +215,16 @@ class EngineMetrics:
         self.prefix_queries.inc(num_prompt)
         self.prefix_hits.inc(num_cached)
 
-    def delivered(self, stats: RequestStats, *, drafted: int, accepted: int, kept: int, now: float) -> None:
+    def delivered(
+        self,
+        stats: RequestStats,
+        *,
+        drafted: int,
+        accepted: int,
+        kept: int,
+        now: float,
+        adapter: str | None = None,
+    ) -> None:
         """A completion was given what a step drew for it: accepted drafts, then a token of the target's own.
 
         Args:
@@ -193,8 +232,12 @@ class EngineMetrics:
             accepted: drafts that were accepted.
             kept: tokens that became part of the output; the rest lies behind its end.
             now: ``time.perf_counter`` seconds.
+            adapter: the name of the completion's.
         """
         self.generation_tokens.inc(kept)
+        if adapter is not None:
+            counts = self._by_adapter.setdefault(adapter, AdapterCounts(adapter, self._labels))
+            counts.delivered(drafted, min(accepted, kept), kept)
         if stats.first_token is not None and kept:
             stats.steps += 1
             self.decode_steps.inc()
@@ -233,4 +276,7 @@ class EngineMetrics:
         """Readings of every metric that applies: those of speculation only if there is any."""
         own = [value for value in vars(self).values() if isinstance(value, Metric)]
         shown = [metric for metric in own if metric.name not in self._hidden]
-        return [*copy.deepcopy(shown), *(read() for read in self._more)]
+        adapters = [
+            metric for counts in self._by_adapter.values() for metric in counts.metrics(bool(self._hidden))
+        ]
+        return [*copy.deepcopy([*shown, *adapters]), *(read() for read in self._more)]

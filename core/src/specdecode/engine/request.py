@@ -13,6 +13,7 @@ from ..kv import BlockPool, BlockTable
 
 if TYPE_CHECKING:
     from ..api.params import SamplingParams
+    from ..lora.slots import Adapter
     from ..sampling.bad_words import BadWords
     from ..sampling.history import TokenHistory
     from ..sampling.processors import LogitsProcessors
@@ -95,6 +96,7 @@ class Request:
     limit: int  #: most tokens, prompt included
     eos_ids: frozenset[int] = frozenset()  #: empty under ignore_eos
     stop_ids: tuple[int, ...] = ()  #: EOS and stop_token_ids: masked before min_tokens
+    adapter: Adapter | None = None
     leader: Request | None = None  #: completion 0, whose prompt this one waits for
     history: TokenHistory | None = None  #: kept if a penalty needs it
     bad_words: BadWords | None = None
@@ -124,8 +126,14 @@ class Request:
 
     def attach(self, pool: BlockPool, num_kv_specs: int) -> None:
         """Give it an empty block table."""
-        self.table = BlockTable(pool, self.namespace, self.limit)
+        adapted = "" if self.adapter is None else self.adapter.namespace
+        self.table = BlockTable(pool, self.namespace + adapted, self.limit)
         self.own = [0] * num_kv_specs
+
+    @property
+    def adapter_slot(self) -> int:
+        """Where its adapter is on the device, while it runs; -1: it has none."""
+        return -1 if self.adapter is None or self.adapter.slot is None else self.adapter.slot
 
     @property
     def num_output(self) -> int:

@@ -15,6 +15,7 @@ from typing import Protocol
 import attrs
 
 from ..kv import BlockPool, PoolExhausted
+from ..lora.slots import AdapterLost, AdapterSlots
 from .plan import RowPlan, StepPlan
 from .request import NO_DRAFTS, Request, Status
 
@@ -41,13 +42,21 @@ class Scheduler:
     """First come, first served within a priority; a full pool takes from the drafts, then from the last."""
 
     def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, lifecycle: Lifecycle, num_kv_specs: int = 0
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        lifecycle: Lifecycle,
+        num_kv_specs: int = 0,
+        adapters: AdapterSlots | None = None,
     ) -> None:
+        """``adapters``: where requests' adapters are; None: no request has one."""
         self.config = config
         self.pool = pool
         self.waiting: deque[Request] = deque()  # both in the order of their turns, the background's behind
         self.running: list[Request] = []
+        self.lost: list[tuple[Request, str]] = []  #: that cannot run, and why: whoever schedules ends them
         self.num_preemptions = 0
+        self.adapters = adapters
         self._lifecycle = lifecycle
         self._num_kv_specs = num_kv_specs
         self._arrivals = count()
@@ -77,7 +86,7 @@ class Scheduler:
         """Whether planning a step may admit a request: one waits that was not refused for want of blocks."""
         if len(self.running) >= self.config.max_num_seqs:
             return False
-        head = next((request for request in self.waiting if not request.waits_for_leader), None)
+        head = self._next()
         if head is None:
             return False
         refused, free = self._refused or (None, 0)
@@ -176,7 +185,7 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it is computed again, from its tokens, when there is room."""
         self._lifecycle.preempted(request)  # before any slot moves
-        self.running.remove(request)
+        self._leave(request)
         request.drop_kv()
         request.status = Status.WAITING
         request.stats.preemptions += 1
@@ -185,18 +194,38 @@ class Scheduler:
 
     def _admit_waiting(self, plan: StepPlan, left: int) -> None:
         """Admit while tokens, rows and blocks last; never at a running request's cost."""
-        skipped = 0  # completions at the head that wait for their leader
-        while len(self.waiting) > skipped and left > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[skipped]
-            if request.waits_for_leader:
-                skipped += 1
+        while left > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self._next()
+            if request is None:
+                break
+            try:
+                row = self._admit(request, left)
+            except AdapterLost as error:
+                self.waiting.remove(request)
+                self.lost.append((request, str(error)))
                 continue
-            row = self._admit(request, left)
             self._refused = None if row is not None else (request, self.pool.num_free)
             if row is None:
                 break
             plan.rows.append(row)
             left -= row.num_tokens + row.catch_up
+
+    def _next(self) -> Request | None:
+        """The first in the queue that waits for tokens, rows and blocks alone.
+
+        Where all slots of adapters are held, no later request may take one from who waits for it: those
+        without an adapter pass, the others do not.
+        """
+        slots = True
+        for request in self.waiting:
+            if request.waits_for_leader:
+                continue
+            if request.adapter is not None and self.adapters is not None:
+                slots = slots and self.adapters.may_hold(request.adapter)
+                if not slots:
+                    continue
+            return request
+        return None
 
     def _admit(self, request: Request, budget: int) -> RowPlan | None:
         try:
@@ -205,6 +234,8 @@ class Scheduler:
             if row is None or (row.new < request.todo and not self.config.chunked_prefill):
                 raise PoolExhausted
             request.table.ensure(self._slots(row))
+            if request.adapter is not None and self.adapters is not None:
+                self.adapters.hold(request.adapter)  # last: it may take a while
         except BaseException as error:  # whatever it is, a waiting request holds no block
             request.drop_kv()
             if isinstance(error, PoolExhausted):
@@ -270,12 +301,18 @@ class Scheduler:
     def finish(self, request: Request, reason: str) -> None:
         """Take a request out and give its blocks back."""
         if request in self.running:
-            self.running.remove(request)
+            self._leave(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         request.drop_kv()
         request.status = Status.FINISHED
         request.finish_reason = reason
+
+    def _leave(self, request: Request) -> None:
+        """It does not run any more."""
+        self.running.remove(request)
+        if request.adapter is not None and self.adapters is not None:
+            self.adapters.release(request.adapter)
 
     def check(self) -> None:
         """Raise AssertionError if blocks and tables do not add up."""

@@ -1,5 +1,6 @@
 """Building blocks of models, for core's decoder and for draft plugins."""
 
+from .adapters import TokenAdapters
 from .attention import Attention, AttentionBackend, KVCache, RotatingBackend, Rotation, TorchBackend
 from .embedding import VocabEmbedding
 from .linear import (
@@ -15,6 +16,6 @@ from .rotary import RopeConfig, RotaryEmbedding
 __all__ = [
     "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache",
     "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
-    "RotatingBackend", "Rotation", "RowParallelLinear", "TorchBackend", "VocabEmbedding",
+    "RotatingBackend", "Rotation", "RowParallelLinear", "TokenAdapters", "TorchBackend", "VocabEmbedding",
     "VocabParallelLinear",
 ]  # fmt: skip

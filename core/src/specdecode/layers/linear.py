@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from specdec_kernels.projection import Weight
 
 from ..distributed import SOLO, Group, Share, head_shares, rows_per_rank, share_of
+from .adapters import LayerAdapters
 from .packed import Form, PackedWeight
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Linear(torch.nn.Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = sum(parts.values())
+        self.adapters: LayerAdapters | None = None  #: what is added to its products; None: there is no room
         self._packed: PackedWeight | None = None
         self._parts: dict[str, slice] = {}
         start = 0
@@ -124,6 +126,11 @@ class Linear(torch.nn.Module):
         """What of a checkpoint's tensor is this rank's; None: all. Arguments as of :meth:`destination`."""
         return None
 
+    def part_size(self, part: str) -> int:
+        """Outputs of a part."""
+        where = self._parts[part]
+        return where.stop - where.start
+
     def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
         """Where a checkpoint's tensor of one part, or of all, belongs: a contiguous view.
 
@@ -155,9 +162,12 @@ class Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, in] -> [T, out]``."""
-        if self._packed is not None:
-            return self._packed(x)
-        return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight, self.bias) if self._packed is None else self._packed(x)
+        return y if self.adapters is None else self.adapters.add(y, x)
+
+    def delta(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What adapters add to the products of ``x``, ``[T, out]``, for whoever computes those itself."""
+        return None if self.adapters is None else self.adapters.delta(x)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {self.out_features}"

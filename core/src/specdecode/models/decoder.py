@@ -26,6 +26,7 @@ from specdecode.layers import (
     RotatingBackend,
     Rotation,
     RowParallelLinear,
+    TokenAdapters,
     VocabEmbedding,
     VocabParallelLinear,
 )
@@ -182,6 +183,7 @@ class Decoder(torch.nn.Module):
     Attributes:
         fused: whether it computes by :func:`~specdecode.models.fused.fused_forward` and not by its layers.
         group: the ranks that each hold a share of it. Hidden states and logits are whole on every rank.
+        adapters: which adapter each token of a forward has, where there is room for any.
     """
 
     def __init__(
@@ -203,6 +205,7 @@ class Decoder(torch.nn.Module):
         self.device = device
         self.max_model_len = max_model_len
         self.fused = can_fuse(dtype, device, backend)
+        self.adapters: TokenAdapters | None = None
         self.embed_tokens = VocabEmbedding(
             config.vocab_size,
             config.hidden_size,

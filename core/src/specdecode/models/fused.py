@@ -124,6 +124,7 @@ def fused_layer(
         query_gain=None if attention.q_norm is None else attention.q_norm.weight,
         key_gain=None if attention.k_norm is None else attention.k_norm.weight,
         rotate=attention.rotary,
+        delta=attention.qkv_proj.delta(stream.scaled),
     )
     attend = attention.attention
     attended = attend.backend.attend(query, cache, meta, scale=attend.scale, window=attend.window)
@@ -138,6 +139,7 @@ def fused_layer(
         mlp.gate_up_proj.bias,
         eps=config.rms_norm_eps,
         activation=_GATES[ACTIVATIONS[config.hidden_act]],
+        delta=mlp.gate_up_proj.delta(stream.scaled),
     )
     return _add_product(gated, mlp.down_proj, stream, next_gain)
 
@@ -145,5 +147,5 @@ def fused_layer(
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
     """The stream with a row-parallel product added, behind its sum over the ranks."""
     if linear.group.size == 1:
-        return add_product(x, linear.operand, linear.bias, stream, gain)
+        return add_product(x, linear.operand, linear.bias, stream, gain, delta=linear.delta(x))
     return add(linear.group.terms(product(x, linear.operand, linear.bias)), stream, gain)

@@ -105,7 +105,7 @@ def load_model(
         )
     if load_format == "dummy":
         if scheme is not None:
-            randomize_quantized(decoder, scheme, _sources, std=_DUMMY_STD, seed=_DUMMY_SEED)
+            randomize_quantized(decoder, scheme, checkpoint_modules, std=_DUMMY_STD, seed=_DUMMY_SEED)
         randomize(decoder)
     else:
         _load_checkpoint(decoder, files, scheme)
@@ -175,7 +175,7 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None 
     quantized = None
     if scheme is not None:
         by_name = {stored.name.removeprefix("model."): stored for stored in tensors}
-        quantized = QuantizedLoader(decoder, scheme, _sources, by_name)
+        quantized = QuantizedLoader(decoder, scheme, checkpoint_modules, by_name)
     expected, stacked = dict(_expected(decoder)), dict(_stacked(decoder))
     if quantized is not None:
         expected = {name: own for name, own in expected.items() if not quantized.holds(name)}
@@ -237,7 +237,7 @@ def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share
             continue
         if path == "lm_head" and decoder.config.tie_word_embeddings:
             continue
-        for source, part in _sources(path):
+        for source, part in checkpoint_modules(path):
             for kind, parameter in module.named_parameters(recurse=False):
                 if isinstance(module, RMSNorm | Router):
                     yield f"{source}.{kind}", (parameter.data, None)
@@ -256,7 +256,7 @@ def _stacked(decoder: Decoder) -> Iterator[tuple[str, tuple[tuple[torch.Tensor, 
             yield f"{block}.experts.{name}", ((module.destination(), None), names)
 
 
-def _sources(path: str) -> list[tuple[str, str | None]]:
+def checkpoint_modules(path: str) -> list[tuple[str, str | None]]:
     """The checkpoint modules, each with its part, that the decoder's module at ``path`` is made of."""
     for fused, sources in _SPLIT.items():
         if path.endswith(f".{fused}"):

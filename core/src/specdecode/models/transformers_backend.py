@@ -19,6 +19,7 @@ from specdec_kernels.attention import AttentionMetadata
 
 from specdecode.contract import ConfigError
 from specdecode.layers import AttentionBackend, KVCache
+from specdecode.layers.adapters import TokenAdapters
 from specdecode.layers.attention import TorchBackend
 
 #: Name of our function in transformers' table of attention implementations.
@@ -97,6 +98,7 @@ class TransformersDecoder(torch.nn.Module):
         self.device = device
         self.max_model_len = max_model_len
         self.backend = backend or TorchBackend()
+        self.adapters: TokenAdapters | None = None  # there is no room for any
         self._given: torch.Tensor | None = None
         body = model.get_decoder()
         self._body = [body]  # in a list: its weights are the model's already

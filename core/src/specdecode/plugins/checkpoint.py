@@ -55,7 +55,7 @@ def read_checkpoint(
     Raises:
         ConfigError: there is no such checkpoint here, or it cannot be read; says which file and what to do.
     """
-    folder = _locate(path, revision, field)
+    folder = locate(path, revision, field)
     config = _read_json(folder / CONFIG, field)
     if dummy and not any(file for pattern in _WEIGHTS for file in folder.glob(pattern)):
         return CheckpointInfo(path=folder, config=config, tensors={}, dummy=True)
@@ -63,7 +63,8 @@ def read_checkpoint(
     return CheckpointInfo(path=folder, config=config, tensors=tensors)
 
 
-def _locate(path: str | Path, revision: str | None, field: str) -> Path:
+def locate(path: str | Path, revision: str | None, field: str) -> Path:
+    """The directory of a checkpoint, given or of a hub id in the local cache; ConfigError: there is none."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder

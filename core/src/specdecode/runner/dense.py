@@ -12,6 +12,7 @@ from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import FINAL, Tap
 from ..models import Decoder, TransformersDecoder
+from .adapting import adapted
 
 
 class DenseRow:
@@ -56,9 +57,12 @@ class DenseRow:
 
 @torch.inference_mode()
 def dense_forward(
-    model: Decoder | TransformersDecoder, ids: Sequence[int], taps: Sequence[Tap] = ()
+    model: Decoder | TransformersDecoder, ids: Sequence[int], taps: Sequence[Tap] = (), *, adapter: int = -1
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """The whole sequence in one forward: ``[T, H]`` after the final norm, and ``[T, H]`` for each tap."""
+    """The whole sequence in one forward: ``[T, H]`` after the final norm, and ``[T, H]`` for each tap.
+
+    ``adapter``: the slot of the sequence's; -1: it has none.
+    """
     config = model.config
     # One layer's memory serves all: each writes every slot before it reads any.
     row = DenseRow([(model.kv_heads, config.head_dim, config.value_dim)], len(ids), model)
@@ -66,6 +70,7 @@ def dense_forward(
     positions = torch.arange(len(ids), device=model.device)
     boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
     tokens = torch.tensor(ids, dtype=torch.int64, device=model.device)
-    hidden, tapped = model(tokens, positions, row.metadata(positions, positions + 1), caches, boundaries)
+    with adapted(model, torch.full_like(tokens, adapter) if adapter >= 0 else None):
+        hidden, tapped = model(tokens, positions, row.metadata(positions, positions + 1), caches, boundaries)
     found = dict(zip(boundaries, tapped, strict=True))
     return hidden, tuple(hidden if tap == FINAL else found[tap.boundary] for tap in taps)  # type: ignore[index]

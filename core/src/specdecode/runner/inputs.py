@@ -58,6 +58,7 @@ class TargetBatch:
     offsets: list[int]  #: index into T of each row's first token
     logit_tokens: torch.Tensor  #: ``[R]`` int64, index into T of the tokens whose logits are wanted
     logit_offsets: list[int]  #: index into R of each row's first; -1 if it draws nothing
+    adapters: torch.Tensor | None = None  #: ``[T]`` int64, the slot of its adapter, or -1; None: all -1
 
 
 def stage(
@@ -125,7 +126,15 @@ def stage(
         offsets=offsets[:-1].tolist(),
         logit_tokens=torch.tensor(logit_tokens, dtype=torch.int64, device=device),
         logit_offsets=logit_offsets,
+        adapters=_adapters(rows, lengths, device),
     )
+
+
+def _adapters(rows: Sequence[RowPlan], lengths: Sequence[int], device: torch.device) -> torch.Tensor | None:
+    if all(row.request.adapter is None for row in rows):
+        return None
+    slots = np.array([row.request.adapter_slot for row in rows], np.int64)
+    return torch.from_numpy(np.repeat(slots, lengths)).to(device, non_blocking=True)
 
 
 def _is_chain(row: RowPlan) -> bool:

@@ -15,6 +15,7 @@ from ..engine.pacing import MeasuredCurve
 from ..kv.store import LayerCache, LayerShape
 from ..models import Decoder, TransformersDecoder
 from ..sampling import SampleRow, SamplingBatch, draw
+from .adapting import adapted, first_adapter
 from .graphs import Graphs
 from .rehearsal import distinct_tokens, own_blocks
 from .runner import ModelRunner
@@ -89,7 +90,10 @@ def largest_steps(
     def step(lengths: Sequence[int]) -> None:
         meta = _metadata(lengths, block_size, max_len, model.device)
         ids = torch.zeros_like(meta.rows)
-        hidden, _taps = model(ids, meta.positions, meta, caches, boundaries)  # held like a proposer's feed
+        with adapted(model, first_adapter(model, ids)):
+            hidden, _taps = model(
+                ids, meta.positions, meta, caches, boundaries
+            )  # held like a proposer's feed
         logits = model.compute_logits(hidden[: max_rows * draws])
         keys = [SampleRow(params=_HUNGRY, seed=0, index=0, position=1, num_output=0)] * len(logits)
         draw(logits, SamplingBatch.build(keys, logits.shape[1], logits.device))
@@ -146,9 +150,10 @@ def _target_step(runner: ModelRunner, rows: int, tokens: int) -> Callable[[], ob
         max_slots=runner.max_slots,
     )
     ids = distinct_tokens(rows * tokens, runner.model.config.vocab_size, device)
+    adapters = first_adapter(runner.model, ids)
 
     def run() -> object:
-        hidden, _ = runner.target(ids, meta)
+        hidden, _ = runner.target(ids, meta, adapters)
         return runner.model.logits(hidden)
 
     return run

@@ -14,6 +14,7 @@ from ..engine.plan import StepPlan
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
 from ..models import Decoder, TransformersDecoder
+from .adapting import adapted
 from .inputs import TargetBatch, stage
 
 #: Most tokens whose logits are made at a time where a whole prompt's are wanted.
@@ -60,15 +61,19 @@ class ModelRunner:
         """Compute all tokens of ``plan``."""
         batch = stage(plan, self._pool.block_size, self.device, self._scratch, self.max_slots)
         self.check(batch.meta.write_slots)
-        hidden, taps = self.target(batch.ids, batch.meta)
+        hidden, taps = self.target(batch.ids, batch.meta, batch.adapters)
         logits = self.model.compute_logits(hidden[batch.logit_tokens])
         return TargetOutput(batch, logits, hidden, taps)
 
     def target(
-        self, ids: torch.Tensor, meta: AttentionMetadata
+        self, ids: torch.Tensor, meta: AttentionMetadata, adapters: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, dict[Tap, torch.Tensor]]:
-        """The target over staged inputs: ``[T, hidden]`` after the final norm, and each tap's."""
-        hidden, tapped = self.model(ids, meta.positions, meta, self.store.target, self._boundaries)
+        """The target over staged inputs: ``[T, hidden]`` after the final norm, and each tap's.
+
+        ``adapters``: ``[T]`` int64, the slot of each token's adapter, -1 for none; None: nobody has one.
+        """
+        with adapted(self.model, adapters):
+            hidden, tapped = self.model(ids, meta.positions, meta, self.store.target, self._boundaries)
         taps: dict[Tap, torch.Tensor] = dict(zip(map(Tap, self._boundaries), tapped, strict=True))
         if self._final:
             taps[FINAL] = hidden

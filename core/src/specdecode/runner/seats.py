@@ -108,6 +108,7 @@ class Seats:
         self.budget = column()  #: most drafts
         self.last = column()  #: the last token
         self.seed, self.index, self.top_k = column(), column(), column()
+        self.adapter = column() - 1  #: the slot of its adapter; -1: none
         self.temperature, self.top_p, self.min_p = (column(torch.float32) for _ in range(3))
         self.table = torch.zeros(rows, shape.columns, dtype=torch.int64, device=device)
         self.history: torch.Tensor | None = None  #: ``[B, L]`` int32
@@ -148,6 +149,7 @@ class Seats:
                 self.seed,
                 self.index,
                 self.top_k,
+                self.adapter,
             ),
             (
                 [len(request.token_ids) for request in seated],
@@ -158,6 +160,7 @@ class Seats:
                 [request.seed for request in seated],
                 [request.index for request in seated],
                 [own.top_k if 0 < own.top_k < shape.vocab_size else 0 for own in params],
+                [request.adapter_slot for request in seated],
             ),
             np.int64,
         )

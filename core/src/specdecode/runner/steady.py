@@ -176,7 +176,12 @@ class SteadyStep:
             faults=seats.faults,
         )
         self._runner.check(inputs.write_slots.flatten())
-        hidden, taps = self._runner.target(inputs.ids.flatten(), self._metadata(inputs, rows, tokens))
+        adapters = None
+        if self._runner.model.adapters is not None:
+            adapters = seats.adapter[self._rows_of[tokens][: rows * tokens]]
+        hidden, taps = self._runner.target(
+            inputs.ids.flatten(), self._metadata(inputs, rows, tokens), adapters
+        )
         # Of the tokens drawn; in a chain the first slot that is not seen has that number.
         positions = (inputs.positions + 1 if shape.tree and width else inputs.base).flatten()
         targets = sampling.draw_tokens(

@@ -165,18 +165,22 @@ def _add_models(app: FastAPI, service: Service) -> None:
     check = Depends(_key_check(service.settings))
 
     def model(name: str) -> dict[str, Any]:
+        adapter = service.adapters.get(name)
         return {
             "id": name,
             "object": "model",
             "created": service.created,
             "owned_by": "specdecode",
-            "root": service.llm.facts.model,
+            "root": service.llm.facts.model if adapter is None else adapter.lora_path,
+            "parent": None if adapter is None else service.models[0],
             "max_model_len": service.llm.facts.max_model_len,
         }
 
     @app.get("/v1/models", dependencies=[check], responses=_REFUSALS, tags=["OpenAI"])
     async def models() -> Response:
-        return json_response({"object": "list", "data": [model(name) for name in service.models]})
+        return json_response(
+            {"object": "list", "data": [model(name) for name in (*service.models, *service.adapters)]}
+        )
 
     @app.get("/v1/models/{name:path}", dependencies=[check], responses=_REFUSALS, tags=["OpenAI"])
     async def one_model(name: str) -> Response:

@@ -10,6 +10,7 @@ from ..api.params import SamplingParams
 from ..api.prompts import TokenizedPrompt
 from ..api.streams import RequestStream
 from ..engine.metrics import Metric
+from ..lora.request import LoRARequest
 
 T = TypeVar("T")
 
@@ -31,7 +32,13 @@ class Backend(Protocol):
     ) -> TokenizedPrompt: ...
     async def at_the_door(self, function: Callable[[], T]) -> T: ...
     async def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream: ...
 
     # -- operation

@@ -85,7 +85,11 @@ class Job:
         for number, prompt in enumerate(prompts):
             self._streams.append(
                 await self.service.llm.add_request(
-                    f"{self.id}-{number}", prompt, params, priority=self._body.priority
+                    f"{self.id}-{number}",
+                    prompt,
+                    params,
+                    priority=self._body.priority,
+                    lora_request=self.service.adapters.get(self.model),
                 )
             )
 

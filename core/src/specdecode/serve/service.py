@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..contract import SpecdecodeError
+from ..contract import ConfigError, SpecdecodeError
 from ..engine.metrics import Metric
 from .backend import Backend
 from .errors import ApiError
@@ -30,6 +30,9 @@ class Service:
         self.llm = llm
         self.settings = settings
         self.models = settings.served_model_name or (Path(llm.facts.model).name,)
+        self.adapters = {adapter.lora_name: adapter for adapter in settings.adapters}
+        if clash := self.adapters.keys() & set(self.models):
+            raise ConfigError(f"adapter {clash.pop()!r} has the model's name: give it another one")
         self.created = int(time.time())
         self.http = HttpMetrics()
         self.tracing = Tracing()
@@ -37,15 +40,15 @@ class Service:
         self._readings: Sequence[Metric] = ()
 
     def model_called(self, name: str | None) -> str:
-        """The model's name as a request has it.
+        """The model's or adapter's name as a request has it.
 
         Raises:
             ApiError: there is no such model.
         """
         if name is None:
             return self.models[0]
-        if name not in self.models:
-            known = ", ".join(self.models)
+        if name not in self.models and name not in self.adapters:
+            known = ", ".join([*self.models, *self.adapters])
             message = f"model {name!r} is not served here; there is {known}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return name

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from ..contract import ConfigError, option, within
+from ..lora.request import LoRARequest
 from .parsers import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -53,6 +54,9 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = option(
         "names that requests may call the model; none: the last part of its path", default=()
     )
+    adapters: tuple[LoRARequest, ...] = option(
+        "adapters that requests may ask for, by their names in place of the model's", default=()
+    )
     api_keys: tuple[ApiKey, ...] = option(
         "who may use /v1; each has a prefix cache and a draft memory of its own; none: everybody may",
         default=(),
@@ -90,6 +94,9 @@ class ServerSettings:
         for field in attrs.fields(ServerSettings):
             if isinstance(value := getattr(self, field.name), str) and not value:
                 raise ConfigError(f"{field.name} must not be empty")
+        names = [*self.served_model_name, *(adapter.lora_name for adapter in self.adapters)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"{', '.join(twice)} is served twice: give each model and adapter its own name")
 
     def key_of(self, authorization: str | None) -> ApiKey | None:
         """The API key that an ``Authorization`` header carries."""
@@ -97,6 +104,19 @@ class ServerSettings:
         if scheme.lower() != "bearer":
             return None
         return next((key for key in self.api_keys if key.matches(token.strip())), None)
+
+
+def read_adapters(given: Sequence[str]) -> tuple[LoRARequest, ...]:
+    """Adapters of a command line, ``NAME=PATH`` each, numbered from 1.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    pairs = [text.partition("=") for text in given]
+    for text, (name, _, path) in zip(given, pairs, strict=True):
+        if not name or not path:
+            raise ConfigError(f"lora-modules must be NAME=PATH, got {text!r}")
+    return tuple(LoRARequest(name, number, path) for number, (name, _, path) in enumerate(pairs, 1))
 
 
 def read_keys(given: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
