@@ -15,7 +15,7 @@ from specdecode.contract import ConfigError, Needs, Probs
 from specdecode.plugins import manager as manager_module
 from specdecode.testing import scripted
 from specdecode.testing.conformance import Case, Outcome, all_checks, check_proposer, toy
-from specdecode.testing.conformance.checks import Broken, Check, Group, NotApplicable
+from specdecode.testing.conformance.checks import Broken, Check, Group, NotApplicable, Note
 from specdecode.testing.conformance.footprint import size_bytes, strings
 from specdecode.testing.conformance.groups import drafts
 from specdecode.testing.conformance.probe import Log, RowRecord
@@ -61,6 +61,7 @@ def test_ids_are_stable():
     """Expected failures of plugins name them; one is never renamed, only added."""
     assert {check.id for check in all_checks()} == {
         "packaging.light-import", "packaging.bounded-core-range", "packaging.entry-name",
+        "packaging.resolved-again", "lossless.law", "cost.told",
         "config.unknown-key-refused", "config.faults-together", "config.round-trip", "config.frozen",
         "config.documented", "needs.pure", "needs.torch-free", "needs.refuses-with-a-reason",
         "drafts.in-vocabulary", "drafts.within-budget", "drafts.within-room", "drafts.parents-ordered",
@@ -101,6 +102,7 @@ def absent(subject):
     [
         (check_that(lambda subject: None), Outcome.PASSED, ""),
         (check_that(lambda subject: "look"), Outcome.WARNED, "look"),
+        (check_that(lambda subject: Note("3 ms")), Outcome.PASSED, "3 ms"),
         (check_that(broken), Outcome.FAILED, "seen"),
         (check_that(lambda subject: {}["key"]), Outcome.FAILED, "KeyError: 'key'"),
         (check_that(absent), Outcome.NOT_APPLICABLE, "nothing here"),
@@ -167,6 +169,41 @@ def test_probabilities(subject):
         tried([1.0, 0.0], [0.25, 0.75])
     (check,) = (check for check in all_checks() if check.id == "drafts.probabilities")
     assert check.applies(subject.needs) and not check.applies(Needs(width=1, depth=1, probs=Probs.FULL))
+
+
+def sampler(**config):
+    return Case(
+        method="scripted-sampler",
+        config=lambda toy: {"num_speculative_tokens": 3, "near": 0.5, "spread": 1.0, **config},
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "outcome", "told"),
+    [
+        (sampler(rejection_sample_method="standard"), Outcome.PASSED, ""),
+        (sampler(rejection_sample_method="standard", lie="argmax"), Outcome.FAILED, "wrong law"),
+        (sampler(), Outcome.NOT_APPLICABLE, "tokens are compared, not weighed"),
+        (
+            attrs.evolve(sampler(), config={"num_speculative_tokens": 3, "rejection_sample_method": "block"}),
+            Outcome.NOT_APPLICABLE,
+            "give config as a function",
+        ),
+    ],
+    ids=["true", "argmax", "invariant", "one-target"],
+)
+def test_the_law_of_what_comes_out(case, outcome, told):
+    """A drafter that says its best token was drawn bends the law of what is accepted."""
+    (check,) = (check for check in all_checks() if check.id == "lossless.law")
+    result = run_check(check, Subject(case), {})
+    assert result.outcome is outcome and told in result.detail, result
+
+
+def test_costs_are_told(subject):
+    (check,) = (check for check in all_checks() if check.id == "cost.told")
+    result = run_check(check, subject, {})
+    assert result.outcome is Outcome.PASSED
+    assert re.match(r"propose takes [\d.]+ ms a call of [\d.]+ rows .* bytes held", result.detail)
 
 
 # -- the runs --------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ class Idle(Proposer):
 def specdecode_proposers():
     yield ProposerSpec(
         name="acme", summary="", api=1, config=LengthFields,
-        needs=lambda config, ctx: Needs(width=4, depth=4), build=lambda config, ctx: Idle(),
+        needs=lambda config, ctx: Needs(width=WIDTH, depth=WIDTH), build=lambda config, ctx: Idle(),
     )
 """
 
@@ -174,7 +174,7 @@ def site(tmp_path, monkeypatch):
         lines += [f"Requires-Dist: {requirement}" for requirement in requires]
         (info / "METADATA").write_text("\n".join(lines) + "\n")
         (info / "entry_points.txt").write_text(f"[specdecode]\n{entry} = acme_conformance_plugin\n")
-        (tmp_path / "acme_conformance_plugin.py").write_text(head + PLUGIN)
+        (tmp_path / "acme_conformance_plugin.py").write_text(f"WIDTH = 4\n{head}{PLUGIN}")
         importlib_metadata.MetadataPathFinder.invalidate_caches()
         return PluginManager(allow=("acme",))
 
@@ -190,8 +190,9 @@ def site(tmp_path, monkeypatch):
         ({"requires": ["specdec-core>=0.1"]}, "packaging.bounded-core-range"),
         ({"requires": []}, "packaging.bounded-core-range"),
         ({"entry": "Acme Drafts"}, "packaging.entry-name"),
+        ({"head": "import sys\nWIDTH += 'pytest' in sys.modules\n"}, "packaging.resolved-again"),
     ],
-    ids=["good", "heavy", "unbounded", "no-requirement", "odd-name"],
+    ids=["good", "heavy", "unbounded", "no-requirement", "odd-name", "another-elsewhere"],
 )
 def test_packaging(site, distribution, check):
     results = light_checks(site(**distribution), "acme")

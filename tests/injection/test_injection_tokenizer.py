@@ -42,7 +42,7 @@ class Moody:
 @pytest.fixture
 def start(lab, monkeypatch):
     """A rig with a moody tokenizer."""
-    from specdecode.models import TokenizerFiles
+    from specdecode.tokenizer_files import TokenizerFiles
 
     load = TokenizerFiles.load
     monkeypatch.setattr(TokenizerFiles, "load", lambda files: Moody(load(files)))

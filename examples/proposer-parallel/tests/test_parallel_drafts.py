@@ -1,5 +1,8 @@
 """What is refused, and that output does not depend on what is drafted."""
 
+from pathlib import Path
+
+import attrs
 import pytest
 import torch
 from drafters import shape_for, write_drafter
@@ -73,6 +76,14 @@ def refusal(path, **keys):
 def test_what_does_not_fit_is_refused_before_a_weight_is_read(tmp_path, fields, keys, told):
     path = write_drafter(tmp_path, shape_for(toy().info), **fields)
     assert told in refusal(path, **keys)
+
+
+def test_the_drafter_that_comes_along_fits_its_target():
+    path = Path(__file__).parents[1] / "drafter-smollm2"
+    smollm2 = attrs.evolve(toy().info, hidden_size=576, num_layers=30, vocab_size=49152, tokenizer=None)
+    prepared = prepare(default_manager(), {"model": str(path)}, smollm2)
+    assert prepared.method == "parallel" and prepared.needs.width == 4
+    assert [tap.boundary for tap in prepared.needs.taps] == [20, "final"]
 
 
 def test_a_checkpoint_that_lacks_a_tensor_is_refused_by_its_name(tmp_path):

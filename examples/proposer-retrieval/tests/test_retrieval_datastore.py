@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 import pytest
 from specdecode.contract import ConfigError
-from specdecode.models import TokenizerFiles, resolve_model
+from specdecode.models import resolve_model, tokenizer_of
 from specdecode.plugins import default_manager, prepare
 from specdecode.testing.conformance import toy
 from specdecode.testing.dry import recorded_target
@@ -118,7 +118,7 @@ def test_the_vocabulary_is_that_of_ordinary_tokens(tmp_path, target):
     tokenizer.write_text(tokenizer.read_text().replace("<|im_end|>", "<|eot|>"))
 
     def of(path):
-        return datastore.vocabulary_of(TokenizerFiles(files=resolve_model(path)))
+        return datastore.vocabulary_of(tokenizer_of(resolve_model(path)))
 
     assert of(same) == datastore.vocabulary_of(target.tokenizer) is not None
     assert of(other) != of(same)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from specdecode import SamplingParams
-from specdecode.testing.laws import assert_law
-from specdecode.testing.tiny import table_checkpoint
-
-VOCAB = 8
-LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(21)) * 1.3
+from specdecode.testing.offset_laws import (
+    ENGINE,
+    VOCAB,
+    answers_of,
+    assert_law_of_every_offset,
+    law,
+    law_target,
+)
 
 
 def sampler(count, near, spread, seed=1, **keys):
@@ -36,7 +38,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     torch.set_num_threads(1)
-    return table_checkpoint(tmp_path_factory.mktemp("table") / "target", LOGITS, max_position_embeddings=256)
+    return law_target(tmp_path_factory.mktemp("table") / "target")
 
 
 @pytest.mark.parametrize(
@@ -48,29 +50,14 @@ def test_the_law_of_every_offset(llm_of, metrics, table, name, rule):
     llm = llm_of(
         {"method": method, **keys, "rejection_sample_method": rule},
         model=table,
-        max_num_seqs=32,
-        num_gpu_blocks_override=2000,
-        max_model_len=128,
-        max_num_batched_tokens=512,
+        **ENGINE,
     )
     prompts = [{"prompt_token_ids": [i % VOCAB, (i // VOCAB) % VOCAB, i % VOCAB]} for i in range(48)]
     params = [
         SamplingParams(temperature=1.0, seed=1000 + i, max_tokens=90, ignore_eos=True) for i in range(48)
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    law = LOGITS.double().softmax(-1).numpy()
-    seen: dict[int, list[tuple[int, int]]] = {}
-    for prompt, output in zip(prompts, outputs, strict=True):
-        last, offset = prompt["prompt_token_ids"][-1], 0
-        completion = output.outputs[0]
-        for token, source in zip(completion.token_ids, completion.token_sources, strict=True):
-            seen.setdefault(offset, []).append((last, token))
-            last, offset = token, 0 if source == "target" else offset + 1
-    assert set(seen) >= {0, 1, 2}
-    for pairs in seen.values():
-        lasts, tokens = np.array(pairs).T
-        for last in set(lasts.tolist()):
-            assert_law(tokens[lasts == last], law[last])
+    assert assert_law_of_every_offset(answers_of(outputs), law()) >= {0, 1, 2}
     found = metrics(llm)
     assert found["specdecode:drafts_dropped_by_fault"] == found["specdecode:proposer_failures"] == 0
     drafted = [value for key, value in found.items() if key.endswith(".draft_tokens") and key.count(".") == 3]

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from specdecode.testing.offset_laws import LOGITS, VOCAB, answers_of, assert_law_of_every_offset, law
 
-VOCAB = 8
 RULES = ("standard", "block")
-LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(21)) * 1.3
 OTHERS = LOGITS + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(22))
 
 
@@ -33,23 +32,6 @@ def tables(tmp_path_factory):
         tokenizer = (made["target"] / "tokenizer.json").read_text("utf-8")
         (made[name] / "tokenizer.json").write_text(tokenizer, "utf-8")
     return made
-
-
-def check(asks, outputs, law):
-    from specdecode.testing.laws import assert_law
-
-    seen = {}
-    for (prompt, _), output in zip(asks, outputs, strict=True):
-        completion = output.outputs[0]
-        last, offset = prompt[-1], 0
-        for token, source in zip(completion.token_ids, completion.token_sources, strict=True):
-            seen.setdefault(offset, []).append((last, token))
-            last, offset = token, 0 if source == "target" else offset + 1
-    for pairs in seen.values():
-        lasts, tokens = np.array(pairs).T
-        for last in set(lasts.tolist()):
-            assert_law(tokens[lasts == last], law[last])
-    return set(seen)
 
 
 def filtered(logits, temperature, top_k):
@@ -84,11 +66,11 @@ def test_the_law_of_every_offset(kit, llm_of, tables, rule, pair):
     )  # fmt: skip
     asks = asked(kit, 60, temperature=0.8, top_k=6)
     outputs = kit.generate(llm, asks)
-    law = filtered(LOGITS, 0.8, 6)
-    assert check(asks, outputs, law) == set(range(4))
+    wanted = filtered(LOGITS, 0.8, 6)
+    assert assert_law_of_every_offset(answers_of(outputs), wanted) == set(range(4))
     assert kit.metric(llm, "specdecode:drafts_dropped_by_fault") == 0
     if rule != "invariant":  # min(p, q) summed, what the rule promises of a first draft
-        share = np.minimum(law, filtered(OTHERS, 0.8, 6)).sum(-1)
+        share = np.minimum(wanted, filtered(OTHERS, 0.8, 6)).sum(-1)
         per_position = kit.metric(llm, "vllm:spec_decode_num_accepted_tokens_per_pos")
         rate = per_position[0] / kit.metric(llm, "vllm:spec_decode_num_drafts")
         assert share.min() - 0.02 < rate < share.max() + 0.02
@@ -109,6 +91,6 @@ def test_a_best_token_is_a_point_mass(kit, llm_of, tables):
         tables["target"], tables["draft"], 3, spec,
         max_num_seqs=32, num_gpu_blocks_override=2000, max_model_len=128,
     )  # fmt: skip
-    asks = asked(kit, 60)
-    check(asks, kit.generate(llm, asks), LOGITS.double().softmax(-1).numpy())
+    outputs = kit.generate(llm, asked(kit, 60))
+    assert_law_of_every_offset(answers_of(outputs), law())
     assert kit.metric(llm, "vllm:spec_decode_num_accepted_tokens") > 500

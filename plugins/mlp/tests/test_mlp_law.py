@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from specdec_mlp.testing import write_speculator
-from specdecode import LLM, SamplingParams
-from specdecode.testing.laws import assert_law
+from specdecode.testing.offset_laws import (
+    LOGITS,
+    VOCAB,
+    answers_of,
+    assert_law_of_every_offset,
+    generate,
+    law,
+    law_target,
+)
 from specdecode.testing.tiny import table_checkpoint
 
-VOCAB = 8
-LOGITS = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(21)) * 1.3
 TREE = [[0], [1], [3], [0, 0], [0, 1], [1, 0], [1, 2], [0, 0, 0], [1, 0, 0], [1, 0, 1]]
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     root = tmp_path_factory.mktemp("law")
-    target = table_checkpoint(root / "target", LOGITS, max_position_embeddings=256)
+    target = law_target(root / "target")
     return target, write_speculator(root / "s", target, n_predict=3)
 
 
 def run(table, **keys):
     target, speculator = table
-    config = {"model": str(speculator), **keys}
-    options = {"max_num_seqs": 32, "num_gpu_blocks_override": 2000, "max_model_len": 128}
-    prompts = [{"prompt_token_ids": [3 + i % 5, i % VOCAB]} for i in range(40)]
-    params = [
-        SamplingParams(temperature=0.8, seed=1000 + i, max_tokens=70, ignore_eos=True) for i in range(40)
-    ]
-    with LLM(
-        str(target),
-        dtype="float32",
-        device="cpu",
-        speculative_config=config,
-        skip_tokenizer_init=True,
-        **options,
-    ) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        metrics = {metric.name: metric.value for metric in llm.get_metrics()}
-    return outputs, metrics
-
-
-def by_offset(outputs):
-    """Tokens behind each token, by how many drafts were accepted before them in their step."""
-    seen = {}
-    for output in outputs:
-        completion, last, offset = output.outputs[0], output.prompt_token_ids[-1], 0
-        for token, source in zip(completion.token_ids, completion.token_sources, strict=True):
-            seen.setdefault(offset, []).append((last, token))
-            last, offset = token, 0 if source == "target" else offset + 1
-    return seen
+    return generate(target, {"model": str(speculator), **keys})
 
 
 @pytest.mark.parametrize(
@@ -65,13 +42,7 @@ def by_offset(outputs):
 )
 def test_the_law_of_every_offset(table, keys):
     outputs, metrics = run(table, rejection_sample_method="standard", **keys)
-    law = (LOGITS.double() / 0.8).softmax(-1).numpy()
-    seen = by_offset(outputs)
-    assert set(seen) == {0, 1, 2, 3}
-    for pairs in seen.values():
-        lasts, tokens = np.array(pairs).T
-        for last in set(lasts.tolist()):
-            assert_law(tokens[lasts == last], law[last])
+    assert assert_law_of_every_offset(answers_of(outputs), law(0.8)) == {0, 1, 2, 3}
     assert metrics["specdecode:drafts_dropped_by_fault"] == 0
 
 

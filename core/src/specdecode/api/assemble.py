@@ -265,11 +265,8 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     if args.tensor_parallel_size > 1:
         check_devices(args.tensor_parallel_size, args.device if args.device != "auto" else device.type)
-    tokenizer = models.TokenizerFiles(
-        files=files,
-        tokenizer=args.tokenizer,
-        mode=args.tokenizer_mode,
-        trust_remote_code=args.trust_remote_code,
+    tokenizer = models.tokenizer_of(
+        files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
     )
     info = models.describe_target(
         files,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from specdecode.conversations import Exchange
-    from specdecode.models import TokenizerFiles
     from specdecode.plugins import PluginManager
     from specdecode.testing.dry import Recorded, Replayed
+    from specdecode.tokenizer_files import TokenizerFiles
 
 #: Draft lengths tried where no configuration is given.
 LENGTHS = (3, 5, 10)
@@ -115,9 +115,9 @@ def _texts(exchanges: Sequence[Exchange], tokenizer: str | None) -> tuple[list[R
 
 
 def _tokenizer(model: str) -> TokenizerFiles:
-    from specdecode.models import TokenizerFiles, resolve_model
+    from specdecode.models import resolve_model, tokenizer_of
 
-    return TokenizerFiles(files=resolve_model(model, load_format="dummy"))
+    return tokenizer_of(resolve_model(model, load_format="dummy"))
 
 
 def _cut(exchange: Exchange, tokenizer: Any) -> Recorded | None:

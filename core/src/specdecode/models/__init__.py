@@ -16,7 +16,7 @@ from .info import (
 from .loader import load_model, randomize
 from .packing import check_quantization, weight_bytes, why_not_exact
 from .quantized import scheme_of
-from .tokenizer import TokenizerFiles, load_tokenizer
+from .tokenizer import load_tokenizer, tokenizer_of
 from .transformers_backend import TransformersDecoder
 from .transformers_layer import TransformersLayer
 from .transformers_support import check_architecture, is_native
@@ -24,8 +24,9 @@ from .weights import load_weights
 
 __all__ = [
     "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "SelfAttention",
-    "TokenizerFiles", "TransformersDecoder", "TransformersLayer", "can_fuse", "check_architecture",
+    "TransformersDecoder", "TransformersLayer", "can_fuse", "check_architecture",
     "check_quantization", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
     "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer", "load_weights", "randomize",
-    "resolve_dtype", "resolve_max_model_len", "resolve_model", "scheme_of", "weight_bytes", "why_not_exact",
+    "resolve_dtype", "resolve_max_model_len", "resolve_model", "scheme_of", "tokenizer_of", "weight_bytes",
+    "why_not_exact",
 ]  # fmt: skip

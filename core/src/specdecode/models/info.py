@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from specdecode.contract import ConfigError, TargetInfo
+from specdecode.contract import ConfigError, TargetInfo, TargetTokenizer
 
 from .families import decoder_config
 from .files import ModelFiles
-from .tokenizer import TokenizerFiles
+from .tokenizer import tokenizer_of
 from .transformers_support import check_one_rank, describe, is_native
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def describe_target(
     device: torch.device,
     max_model_len: int,
     tensor_parallel_size: int = 1,
-    tokenizer: TokenizerFiles | None = None,
+    tokenizer: TargetTokenizer | None = None,
 ) -> TargetInfo:
     """What draft methods are told of the target before its weights are loaded.
 
@@ -131,7 +131,7 @@ def describe_target(
         extra_layers=getattr(files.hf_config, "num_nextn_predict_layers", None) or 0,
         native=is_native(files),
         config=files.hf_config.to_dict(),
-        tokenizer=tokenizer or TokenizerFiles(files=files),
+        tokenizer=tokenizer or tokenizer_of(files),
     )
 
 

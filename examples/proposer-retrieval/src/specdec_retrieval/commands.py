@@ -34,7 +34,7 @@ def build(
     """
     from specdecode.contract import ConfigError
     from specdecode.conversations import read_exchanges
-    from specdecode.models import TokenizerFiles, resolve_model
+    from specdecode.models import resolve_model, tokenizer_of
 
     from . import datastore
     from .vocabulary import to_ids, vocabulary_of
@@ -43,7 +43,7 @@ def build(
         raise ConfigError(f"out: {out} is there already; remove it, or give another path")
     cutter = None
     if tokenizer is not None:
-        cutter = TokenizerFiles(files=resolve_model(tokenizer, load_format="dummy"))
+        cutter = tokenizer_of(resolve_model(tokenizer, load_format="dummy"))
     texts = (exchange.answer for exchange in read_exchanges(answers, prompts=False))
     store = datastore.build(to_ids(texts, cutter), vocabulary_of(cutter), max_tokens)
     datastore.save(store, out)

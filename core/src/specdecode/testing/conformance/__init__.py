@@ -13,7 +13,7 @@ Three doors, one list of checks::
 See ``docs/conformance.md``.
 """
 
-from .checks import Broken, Check, Group, NotApplicable, all_checks
+from .checks import Broken, Check, Group, NotApplicable, Note, all_checks
 from .pytest_door import parametrize_with_checks
 from .report import Header, Outcome, Report, Result
 from .running import check_proposer
@@ -27,6 +27,7 @@ __all__ = [
     "Group",
     "Header",
     "NotApplicable",
+    "Note",
     "Outcome",
     "Report",
     "Result",

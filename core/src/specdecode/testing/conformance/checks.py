@@ -15,7 +15,8 @@ from ...contract import Needs
 if TYPE_CHECKING:
     from .subject import Subject
 
-#: The check itself. It raises :class:`Broken` or :class:`NotApplicable`; text that it returns is a warning.
+#: The check itself. It raises :class:`Broken` or :class:`NotApplicable`; text that it returns is a warning,
+#: a :class:`Note` is not.
 Run = Callable[["Subject"], "str | None"]
 #: Why a check does not apply to a proposer with these needs; empty: it does.
 Applies = Callable[[Needs], str]
@@ -27,6 +28,10 @@ class Broken(AssertionError):
 
 class NotApplicable(Exception):
     """There is nothing to check, for a reason that ``Needs`` do not tell."""
+
+
+class Note(str):
+    """What a check that passed has to tell."""
 
 
 def always(needs: Needs) -> str:

@@ -34,6 +34,8 @@ class BoundCheck:
             import warnings
 
             warnings.warn(f"{self.check.id}: {result.detail}", stacklevel=2)
+        if result.outcome is Outcome.PASSED and result.detail:
+            print(f"{self.check.id}: {result.detail}")  # seen with -rP
         if result.outcome.fault:
             pytest.fail(f"{self.check.id} ({self.check.promise!r}): {result.detail}", pytrace=False)
 

@@ -35,7 +35,7 @@ class Result:
     group: str
     promise: str
     outcome: Outcome
-    detail: str = ""  #: what was seen, or why the check does not apply
+    detail: str = ""  #: what was seen or measured, or why the check does not apply
 
 
 @attrs.frozen(kw_only=True)

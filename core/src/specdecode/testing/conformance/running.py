@@ -9,7 +9,7 @@ from typing import Any
 from ... import __version__
 from ...contract import ConfigError
 from ...plugins import PluginManager
-from .checks import Broken, Check, NotApplicable, all_checks
+from .checks import Broken, Check, NotApplicable, Note, all_checks
 from .report import Header, Outcome, Report, Result
 from .subject import Case, Config, Subject
 
@@ -74,14 +74,16 @@ def _outcome(check: Check, subject: Subject) -> tuple[Outcome, str]:
     if reason := check.applies(subject.needs):
         return Outcome.NOT_APPLICABLE, reason
     try:
-        warning = check.run(subject)
+        told = check.run(subject)
     except NotApplicable as reason:
         return Outcome.NOT_APPLICABLE, str(reason)
     except Broken as broken:
         return Outcome.FAILED, str(broken)
     except Exception as error:  # a proposer may break the kit's engines in any way
         return Outcome.FAILED, f"{type(error).__name__}: {error}"
-    return (Outcome.WARNED, warning) if warning else (Outcome.PASSED, "")
+    if isinstance(told, Note):
+        return Outcome.PASSED, str(told)
+    return (Outcome.WARNED, told) if told else (Outcome.PASSED, "")
 
 
 def refuse_unknown(expected_failures: Mapping[str, Any]) -> None:

@@ -68,9 +68,9 @@ class Subject:
         self.manager = case.manager or default_manager()
         path = case.target() if callable(case.target) else case.target
         self.toy = toy(None if path is None else Path(path), case.device)
-        config = case.config(self.toy) if callable(case.config) else case.config
-        self.config = dict(config)
-        self.mapping: dict[str, Any] = {"method": case.method, **config}
+        self._case = case
+        self.config = dict(case.config(self.toy) if callable(case.config) else case.config)
+        self.mapping: dict[str, Any] = {"method": case.method, **self.config}
         self.prepared: Prepared = prepare(self.manager, self.mapping, self.toy.info)
         if self.rule == SYNTHETIC:
             raise ConfigError(
@@ -104,6 +104,11 @@ class Subject:
     def fixed(self, params: Any) -> bool:
         """Whether a request's tokens, and the noise of its drafts, do not depend on what was drafted."""
         return self.rule == INVARIANT or params.temperature == 0
+
+    def mapping_for(self, toy: Toy) -> Mapping[str, Any] | None:
+        """The ``speculative_config`` for another target; None: the case is of one target alone."""
+        method, config, target = self._case.method, self._case.config, self._case.target
+        return {"method": method, **config(toy)} if callable(config) and target is None else None
 
     # -- engines --------------------------------------------------------------------------------
     def rig(

@@ -23,10 +23,23 @@ def toy_target() -> Path:
     """A 2-layer checkpoint with random weights and a byte vocabulary, kept until the process ends."""
     from ..tiny import tiny_checkpoint
 
+    # Outputs so small that the next token follows from the last one now and then, as untrained heads guess.
+    return tiny_checkpoint(_kept_folder() / "target", output_scale=0.5, max_position_embeddings=256)
+
+
+@functools.cache
+def law_toy(device: str = "cpu") -> Toy:
+    """One whose law behind each token is known: :mod:`specdecode.testing.offset_laws`."""
+    from ..offset_laws import law_target
+
+    return Toy(law_target(_kept_folder() / "target"), device)
+
+
+def _kept_folder() -> Path:
+    """Until the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="specdecode-conformance-")
     atexit.register(folder.cleanup)
-    # Outputs so small that the next token follows from the last one now and then, as untrained heads guess.
-    return tiny_checkpoint(Path(folder.name) / "target", output_scale=0.5, max_position_embeddings=256)
+    return Path(folder.name)
 
 
 class Toy:

@@ -27,6 +27,44 @@ def seeded(subject: Subject) -> str | None:
     return None
 
 
+@GROUP.check("law", "the same law")
+def law(subject: Subject) -> str | None:
+    """Behind each token and at each offset of a draft, for a target whose law is known.
+
+    The method's keys must be a function of the kit's ``Toy``, since this is another target.
+    """
+    from ....api.params import SamplingParams
+    from ....verify import RULES
+    from ... import offset_laws
+    from ..asks import Ask
+    from ..driving import Rig
+    from ..toy import law_toy
+
+    if RULES[subject.rule].weigh is None:
+        raise NotApplicable(f"under the rule {subject.rule!r} tokens are compared, not weighed")
+    toy = law_toy(subject.toy.device)
+    mapping = subject.mapping_for(toy)
+    if mapping is None:
+        raise NotApplicable("the case is of one target: give config as a function of the kit's toy")
+    temperature = 0.8
+    asks = [
+        Ask(
+            key=f"law-{index}",
+            prompt=tuple(ids),
+            params=SamplingParams(temperature=temperature, seed=1000 + index, max_tokens=70, ignore_eos=True),
+        )
+        for index, ids in enumerate(offset_laws.prompts())
+    ]
+    with Rig.bare(toy, mapping, subject.manager, None, **offset_laws.ENGINE) as rig:
+        outputs = rig.outputs(asks)
+    answers = [(ask.prompt[-1], outputs[ask.key]) for ask in asks]
+    try:
+        offsets = offset_laws.assert_law_of_every_offset(answers, offset_laws.law(temperature))
+    except AssertionError as wrong:
+        raise Broken(str(wrong)) from wrong
+    return None if offsets - {0} else "no draft was accepted, so nothing of its law was seen"
+
+
 def _compare(subject: Subject, *, sampled: bool) -> None:
     for scene in (subject.ordinary, subject.stress):
         asks = [ask for ask in scene.asks if (ask.params.temperature > 0) is sampled]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -39,6 +40,16 @@ print(json.dumps([name for name in sys.argv[2:] if name in sys.modules]))
 """
 
 
+# Uses the plugin as a worker does: a new process, loaded twice, the keys structured and planned anew.
+_WORKER = """
+import pickle, sys
+from specdecode.plugins import PluginManager, prepare
+mapping, target = pickle.load(sys.stdin.buffer)
+told = [prepare(PluginManager(), mapping, target).needs for _ in range(2)]
+sys.stdout.buffer.write(pickle.dumps(told))
+"""
+
+
 def _candidate(subject: Subject) -> Candidate:
     """The entry point of the method's plugin."""
     provided = subject.prepared.provided
@@ -51,19 +62,45 @@ def _candidate(subject: Subject) -> Candidate:
 def light_import(subject: Subject) -> str | None:
     """In a process of its own: this one has everything imported already."""
     candidate = _candidate(subject)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _PROBE, candidate.target, *_HEAVY],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
+    done = _in_a_process(_PROBE, candidate.target, *_HEAVY)
     if done.returncode:
-        raise Broken(f"{candidate.target} cannot be imported alone: {done.stderr.strip().splitlines()[-1:]}")
+        raise Broken(f"{candidate.target} cannot be imported alone: {_last_line(done.stderr)}")
     heavy = json.loads(done.stdout.splitlines()[-1])
     if heavy:
         raise Broken(f"{candidate.target} imports {', '.join(heavy)}: import it in build")
+    return None
+
+
+def _in_a_process(code: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run ``code`` where nothing was imported yet, with this process's path."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments],
+        input=given,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+    )
+
+
+def _last_line(stderr: bytes) -> str:
+    return "".join(stderr.decode(errors="replace").strip().splitlines()[-1:])
+
+
+@GROUP.check("resolved-again", "loading is idempotent, and nothing that was built crosses a process")
+def resolved_again(subject: Subject) -> str | None:
+    """What a worker is sent can be pickled; there it becomes the same needs, twice."""
+    _candidate(subject)
+    try:
+        given = pickle.dumps((subject.mapping, subject.toy.info))
+    except Exception as error:
+        raise Broken(f"its keys cannot be sent to a process: {type(error).__name__}: {error}") from error
+    done = _in_a_process(_WORKER, given=given)
+    if done.returncode:
+        raise Broken(f"in another process it is not found again: {_last_line(done.stderr)}")
+    for number, needs in enumerate(pickle.loads(done.stdout), start=1):
+        if needs != subject.needs:
+            raise Broken(f"in another process, loaded {number} times, it needs {needs}; here {subject.needs}")
     return None
 
 
