@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ....contract import ConfigError, Unsupported
 from ..checks import Broken, Group, NotApplicable
 from ..subject import INVARIANT
 
@@ -55,7 +56,11 @@ def law(subject: Subject) -> str | None:
         )
         for index, ids in enumerate(offset_laws.prompts())
     ]
-    with Rig.bare(toy, mapping, subject.manager, None, **offset_laws.ENGINE) as rig:
+    try:
+        rig = Rig.bare(toy, mapping, subject.manager, None, **offset_laws.ENGINE)
+    except (ConfigError, Unsupported) as refusal:
+        raise NotApplicable(f"its keys do not fit the target whose law is known: {refusal}") from refusal
+    with rig:
         outputs = rig.outputs(asks)
     answers = [(ask.prompt[-1], outputs[ask.key]) for ask in asks]
     try:

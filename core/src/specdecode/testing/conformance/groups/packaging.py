@@ -8,7 +8,8 @@ import pickle
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -71,6 +72,18 @@ def light_import(subject: Subject) -> str | None:
     return None
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in what JSON can hold."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
 def _in_a_process(code: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run ``code`` where nothing was imported yet, with this process's path."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -91,6 +104,10 @@ def _last_line(stderr: bytes) -> str:
 def resolved_again(subject: Subject) -> str | None:
     """What a worker is sent can be pickled; there it becomes the same needs, twice."""
     _candidate(subject)
+    records = [record for record in subject.manager.records if record.dist == IN_PROCESS]
+    local = {method for record in records for method in record.methods}
+    if children := sorted(local & set(_texts(subject.mapping))):
+        raise NotApplicable(f"{', '.join(children)} was registered in this process, by no distribution")
     try:
         given = pickle.dumps((subject.mapping, subject.toy.info))
     except Exception as error:
