@@ -109,23 +109,27 @@ def counted_experts() -> Iterator[list[int]]:
     from specdec_kernels.experts import reference
 
     counts: list[int] = []
-    modules: list[Any] = [reference]
-    if torch.cuda.is_available():
-        from specdec_kernels.experts import gpu
+    choose = reference.choose
 
-        modules.append(gpu)
-
-    def counting(choose: Any) -> Any:
-        def counted(*args: Any, **options: Any) -> Any:
-            ids, weights = choose(*args, **options)
-            counts.append(len(ids.unique()))
-            return ids, weights
-
-        return counted
+    def on_a_cpu(*args: Any, **options: Any) -> Any:
+        ids, weights = choose(*args, **options)
+        counts.append(len(ids.unique()))
+        return ids, weights
 
     with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(mock.patch.object(module, "choose", counting(module.choose)))
+        stack.enter_context(mock.patch.object(reference, "choose", on_a_cpu))
+        if torch.cuda.is_available():
+            from specdec_kernels.experts import gpu
+
+            chosen = gpu.chosen
+
+            def on_a_gpu(*args: Any, **options: Any) -> Any:
+                weights, order, tiles = chosen(*args, **options)
+                experts = tiles[:, 0]
+                counts.append(len(experts[experts >= 0].unique()))
+                return weights, order, tiles
+
+            stack.enter_context(mock.patch.object(gpu, "chosen", on_a_gpu))
         yield counts
 
 
