@@ -132,7 +132,7 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
     shared = {"include_dashboard": False, "object_store_memory": 80 << 20}
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"engine": 2}, "_system_config": QUICK, **shared},
+        head_node_args={"num_cpus": 4, "resources": {"engine": 2}, "_system_config": QUICK, **shared},
     )
     rig: Rig | None = None
     try:
@@ -378,18 +378,12 @@ def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_op
         assert np.asarray(answer["token_ids"]).tolist() == asyncio.run(one(row))
 
 
-def test_ranks_of_one_model_find_each_other_and_a_lost_one_is_told(rig):
+def test_ranks_know_each_other_and_a_lost_one_is_told(rig):
     from specdec_fleet.workers import WorkerLost, place_workers
     from specdecode.contract import Unsupported
 
-    def total() -> tuple[int, int]:
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo", init_method="env://")
-        mine = torch.tensor([float(dist.get_rank() + 1)])
-        dist.all_reduce(mine)
-        return dist.get_rank(), int(mine)
+    def told() -> list[str]:
+        return [os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
 
     def die() -> None:
         if os.environ["RANK"] == "1":
@@ -397,8 +391,31 @@ def test_ranks_of_one_model_find_each_other_and_a_lost_one_is_told(rig):
         time.sleep(60)
 
     with place_workers(2, bundle={"CPU": 0.25}) as workers:
-        assert workers.run(total, timeout=60) == [(0, 3), (1, 3)]
+        first, second = workers.run(told, timeout=60)
+        assert first[:2] == ["0", "2"] and second[:2] == ["1", "2"] and first[2:] == second[2:]
         with pytest.raises(WorkerLost, match="rank 1 died"):
             workers.run(die)
     with pytest.raises(Unsupported, match=r"no room within 0\.2 seconds"):
         place_workers(2, bundle={"GPU": 1.0}, timeout=0.2)
+
+
+def test_the_ranks_of_one_model_are_actors(rig, one_engine, fleet_model, engine_options):
+    """The other rank is an actor of Ray; the tokens are those of one rank; and its death is told."""
+    from specdecode import LLM, SamplingParams
+    from specdecode.contract import SpecdecodeError
+
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
+    shared = engine_options | {"tensor_parallel_size": 2}
+    with LLM(str(fleet_model), distributed_executor_backend="ray", **shared) as llm:
+        (output,) = llm.generate("abcabc", params, use_tqdm=False)
+
+        async def alone() -> list[int]:
+            outputs = [out async for out in one_engine.generate("abcabc", params, "alone")]
+            return list(outputs[-1].outputs[0].token_ids)
+
+        assert list(output.outputs[0].token_ids) == asyncio.run(alone())
+        (worker,) = llm.llm_engine._ranks._workers._workers
+        assert worker.process.pid != os.getpid() and worker.process.poll() is None
+        os.kill(worker.process.pid, signal.SIGKILL)
+        with pytest.raises(SpecdecodeError, match="rank 1"):
+            llm.generate("abcabc", params, use_tqdm=False)

@@ -50,6 +50,12 @@ def test_a_replica_is_one_bundle_with_its_devices():
     booked = resources_of(FleetConfig(cpus_per_replica=2, resources_per_replica={"rack": 1}), engine)
     assert booked["placement_group_bundles"] == [{"CPU": 2, "GPU": 1, "rack": 1}]
     assert booked["ray_actor_options"]["num_gpus"] == 1
+    apart = EngineArgs(model="m", device="cuda", tensor_parallel_size=3, distributed_executor_backend="ray")
+    booked = resources_of(FleetConfig(), apart)
+    assert booked["placement_group_bundles"] == [{"CPU": 1, "GPU": 1}] * 3
+    assert booked["ray_actor_options"]["num_gpus"] == 1 and booked["placement_group_strategy"] == "PACK"
+    one_machine = EngineArgs(model="m", device="cuda", tensor_parallel_size=3)
+    assert resources_of(FleetConfig(), one_machine)["placement_group_bundles"] == [{"CPU": 1, "GPU": 3}]
     assert resources_of(FleetConfig(), EngineArgs(model="m", device="cpu"))["placement_group_bundles"] == [
         {"CPU": 1}
     ]

@@ -94,20 +94,28 @@ def _environment(fleet: FleetConfig) -> dict[str, Any]:
 
 
 def resources_of(fleet: FleetConfig, engine: EngineArgs) -> dict[str, Any]:
-    """What Ray books for a replica: a placement group, whose bundle lies on one machine."""
+    """What Ray books for a replica: a placement group.
+
+    Its one bundle lies on one machine; under ``distributed_executor_backend="ray"`` there is a bundle for
+    each rank, on as few machines as can be, and the replica is rank 0.
+    """
     gpus = fleet.gpus_per_replica
     if gpus is None:
         gpus = float(engine.tensor_parallel_size) if _on_gpu(engine.device) else 0.0
-    booked = {"CPU": fleet.cpus_per_replica, "GPU": gpus, **fleet.resources_per_replica}
+    apart = engine.distributed_executor_backend == "ray"
+    ranks = engine.tensor_parallel_size if apart else 1
+    booked = {"CPU": fleet.cpus_per_replica, "GPU": gpus / ranks}
+    first = {**booked, **fleet.resources_per_replica}
+    bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in (first, booked)]
     return {
         "ray_actor_options": {
-            "num_cpus": fleet.cpus_per_replica,
-            "num_gpus": gpus,
+            "num_cpus": booked["CPU"],
+            "num_gpus": booked["GPU"],
             "resources": dict(fleet.resources_per_replica),
             **_environment(fleet),
         },
-        "placement_group_bundles": [{name: amount for name, amount in booked.items() if amount}],
-        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_bundles": [bundles[0], *[bundles[1]] * (ranks - 1)],
+        "placement_group_strategy": "PACK" if apart else "STRICT_PACK",
     }
 
 

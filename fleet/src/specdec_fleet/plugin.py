@@ -8,6 +8,13 @@ from specdecode.plugins import hookimpl
 
 
 @hookimpl
+def specdecode_executors() -> Any:
+    from .executor import RayExecutor
+
+    yield RayExecutor()
+
+
+@hookimpl
 def specdecode_cli(subcommands: Any) -> None:
     from .command import fleet
 

@@ -28,6 +28,8 @@ from specdecode.contract import SpecdecodeError, Unsupported
 
 #: Seconds between two looks at ranks that have not answered.
 LOOK_AGAIN = 0.5
+#: Seconds to wait for room in the cluster.
+ROOM_TIMEOUT = 300.0
 
 
 class WorkerLost(SpecdecodeError):
@@ -100,7 +102,7 @@ class WorkerGroup:
         for actor in self._actors:
             ray.kill(actor)
         if self._owned:
-            remove_placement_group(self._group)
+            remove_room(self._group)
         self._owned = False
 
     def __enter__(self) -> WorkerGroup:
@@ -118,7 +120,7 @@ def place_workers(
     bundle: Mapping[str, float] | None = None,
     strategy: str = "PACK",
     runtime_env: Mapping[str, Any] | None = None,
-    timeout: float = 300.0,
+    timeout: float = ROOM_TIMEOUT,
 ) -> WorkerGroup:
     """Start the ranks of one model.
 
@@ -136,41 +138,56 @@ def place_workers(
     booked = {"CPU": 1.0, "GPU": 1.0} if bundle is None else dict(bundle)
     group, owned = get_current_placement_group(), False
     if group is None or group.bundle_count < world_size:
-        group, owned = placement_group([booked] * world_size, strategy=strategy), True
-    if not group.wait(timeout):
-        if owned:
-            remove_placement_group(group)
-        raise Unsupported(
-            f"{world_size} workers with {booked} each ({strategy}) found no room within {timeout:g} seconds; "
-            f"the cluster has {ray.cluster_resources()}: add machines, or ask for less"
-        )
-    workers = WorkerGroup(
-        [_start(group, rank, booked, runtime_env) for rank in range(world_size)], group, owned=owned
-    )
+        group, owned = make_room([booked] * world_size, strategy, timeout), True
+    actors = [actor_in(group, rank, _Worker, booked, runtime_env) for rank in range(world_size)]
+    workers = WorkerGroup(actors, group, owned=owned)
     try:
-        _introduce(workers._actors)
+        _introduce(actors)
     except BaseException:
         workers.shutdown()
         raise
     return workers
 
 
-def _start(
-    group: PlacementGroup, rank: int, booked: Mapping[str, float], runtime_env: Mapping[str, Any] | None
-) -> Any:
-    others = {name: amount for name, amount in booked.items() if name not in ("CPU", "GPU")}
-    return (
-        ray.remote(_Worker)
-        .options(
-            num_cpus=booked.get("CPU", 0),
-            num_gpus=booked.get("GPU", 0),
-            resources=others,
-            runtime_env=runtime_env,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+def make_room(bundles: Sequence[Mapping[str, float]], strategy: str, timeout: float) -> PlacementGroup:
+    """A placement group that has its room; :func:`remove_room` gives it back.
+
+    Raises:
+        Unsupported: there is none within ``timeout`` seconds.
+    """
+    group = placement_group([dict(bundle) for bundle in bundles], strategy=strategy)
+    if not group.wait(timeout):
+        remove_placement_group(group)
+        raise Unsupported(
+            f"{len(bundles)} workers with {dict(bundles[-1])} each ({strategy}) found no room within "
+            f"{timeout:g} seconds; the cluster has {ray.cluster_resources()}: add machines, or ask for less"
         )
-        .remote()
-    )
+    return group
+
+
+def remove_room(group: PlacementGroup) -> None:
+    if ray.is_initialized():
+        remove_placement_group(group)
+
+
+def actor_in(
+    group: PlacementGroup,
+    index: int,
+    cls: type,
+    booked: Mapping[str, float],
+    runtime_env: Mapping[str, Any] | None = None,
+) -> Any:
+    """An actor in bundle ``index`` of a placement group, which is not started again when it dies."""
+    remote: Any = ray.remote(cls)
+    others = {name: amount for name, amount in booked.items() if name not in ("CPU", "GPU")}
+    return remote.options(
+        num_cpus=booked.get("CPU", 0),
+        num_gpus=booked.get("GPU", 0),
+        resources=others,
+        runtime_env=runtime_env,
+        max_restarts=0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+    ).remote()
 
 
 def _introduce(actors: Sequence[Any]) -> None:

@@ -37,12 +37,14 @@ class EngineFields:
     skip_tokenizer_init: bool = option("take and give token ids only", default=False)
     trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
     tensor_parallel_size: int = option(
-        "devices that each hold a share of the model, each with a process on this machine",
+        "devices that each hold a share of the model, each with a process of its own",
         default=1,
         validator=within(1),
     )
-    distributed_executor_backend: Literal["mp"] | None = option(
-        "what runs the other devices' processes; mp, and none: the engine itself", default=None
+    distributed_executor_backend: str | None = option(
+        "what runs the other devices' processes; mp, and none: the engine itself, on this machine; ray: "
+        "specdec-fleet, on several",
+        default=None,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
         "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"

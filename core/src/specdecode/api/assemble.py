@@ -27,9 +27,9 @@ from ..contract import (
 )
 from ..contract import Ranks as DraftRanks
 from ..distributed import SOLO, Group
+from ..distributed.executors import executor_called
 from ..distributed.lockstep import Ranks
 from ..distributed.proposers import LeaderProposer, check_ranks
-from ..distributed.rendezvous import check_devices
 from ..distributed.starting import start_ranks
 from ..engine.control import DraftPolicy
 from ..engine.drafting import Drafting
@@ -124,10 +124,14 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Rank
     """
     target = _resolve_target(args)
     manager = manager or _manager(args)
+    executor = executor_called(args.distributed_executor_backend, manager.executors)
+    if args.tensor_parallel_size > 1 and ranks is None:
+        device = args.device if args.device != "auto" else target.device.type
+        executor.check(args.tensor_parallel_size, device)
     prepared = _prepare_proposer(args, manager, target.info)
     assert target.info.tokenizer is not None
     tokenizer = None if args.skip_tokenizer_init else target.info.tokenizer.load()
-    ranks = ranks or start_ranks(args, args.tensor_parallel_size, target.device)
+    ranks = ranks or start_ranks(args, args.tensor_parallel_size, target.device, executor)
     with ranks.together():
         return _load(args, manager, target, prepared, tokenizer, ranks)
 
@@ -263,8 +267,6 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
     models.check_quantization(args.quantization, dtype, device)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
-    if args.tensor_parallel_size > 1:
-        check_devices(args.tensor_parallel_size, args.device if args.device != "auto" else device.type)
     tokenizer = models.tokenizer_of(
         files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
     )

@@ -1,23 +1,21 @@
-"""The processes of the other ranks: started, watched and ended by rank 0."""
+"""The processes of the other ranks: watched and ended by rank 0."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
-
-import attrs
 
 from ..contract import SpecdecodeError
 from .channel import Sender
 from .errors import WorkerDied
+from .executors import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -28,35 +26,16 @@ _NOTICE = 3.0
 #: Seconds to wait for what the collectives hold to be given back.
 _FREEING = 5.0
 
-_MAIN = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from specdecode.distributed.worker import main; main({calls}, {reports})"
-)
 
-
-@attrs.frozen(eq=False)
-class Worker:
-    """A process and what it may say of its end."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    reports: Connection
-
-    def epitaph(self) -> str:
-        """Why it ended, as far as it could tell."""
-        told = None
-        with contextlib.suppress(EOFError, OSError):
-            while self.reports.poll():
-                told = self.reports.recv()
-        code = self.process.poll()
-        how = (
-            "ended"
-            if code is None
-            else f"was killed by signal {-code}"
-            if code < 0
-            else f"exited with {code}"
-        )
-        return f"the worker of rank {self.rank} (process {self.process.pid}) {told or how}"
+def epitaph(worker: Worker) -> str:
+    """Why a worker ended, as far as it could tell."""
+    told = None
+    with contextlib.suppress(EOFError, OSError):
+        while worker.reports.poll():
+            told = worker.reports.recv()
+    code = worker.process.poll()
+    how = "ended" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+    return f"the worker of rank {worker.rank} (process {worker.process.pid}) {told or how}"
 
 
 class Workers:
@@ -67,9 +46,13 @@ class Workers:
         error: why they are lost; None while all is well.
     """
 
-    def __init__(self, workers: Sequence[Worker], calls: Sequence[Connection], setup: Sequence[Any]) -> None:
+    def __init__(self, workers: Sequence[Worker], setup: Sequence[Any]) -> None:
+        """
+        Args:
+            setup: what each is told first.
+        """
+        calls = [worker.calls for worker in workers]
         self._workers = workers
-        self._calls = calls
         self.sender = Sender(calls)
         self.error: WorkerDied | None = None
         self._abort: Callable[[], None] = lambda: None
@@ -78,31 +61,12 @@ class Workers:
         # A process of Python's that ends without close(): at its exit, or when the engine is collected.
         self._end = weakref.finalize(self, _end, workers, calls, self._closing)
         for pipe, content in zip(calls, setup, strict=True):
-            pipe.send(content)
+            with contextlib.suppress(OSError):  # one that has ended; the watch sees it
+                pipe.send(content)
         self._watch = threading.Thread(
             target=_watch, args=(weakref.ref(self), workers), name="specdecode-ranks", daemon=True
         )
         self._watch.start()
-
-    @classmethod
-    def start(cls, setup: Sequence[Any]) -> Workers:
-        """Start a process for each rank from 1 on and give it its entry of ``setup``."""
-        workers: list[Worker] = []
-        calls: list[Connection] = []
-        for rank in range(1, len(setup) + 1):
-            receiving, sending = Pipe(duplex=False)
-            reports, reporting = Pipe(duplex=False)
-            code = _MAIN.format(path=sys.path, calls=receiving.fileno(), reports=reporting.fileno())
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=(receiving.fileno(), reporting.fileno()),
-                stdin=subprocess.DEVNULL,
-            )
-            receiving.close()
-            reporting.close()
-            workers.append(Worker(rank, process, reports))
-            calls.append(sending)
-        return cls(workers, calls, setup)
 
     def on_loss(self, abort: Callable[[], None]) -> None:
         """Have ``abort`` called, from another thread, when a worker has ended: it frees who waits for it."""
@@ -177,7 +141,7 @@ def _watch(owner: weakref.ref[Workers], workers: Sequence[Worker]) -> None:
     first = next((worker for worker in workers if worker.reports in ready), workers[0])
     with contextlib.suppress(subprocess.TimeoutExpired):
         first.process.wait(1.0)
-    workers_left.fail(first.epitaph())
+    workers_left.fail(epitaph(first))
 
 
 def _end(workers: Sequence[Worker], calls: Sequence[Connection], closing: threading.Event) -> None:

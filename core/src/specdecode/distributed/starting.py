@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
+from .executors import Executor
 from .lockstep import Alone, Leading, Ranks
 from .processes import Workers
 from .rendezvous import join, open_store, wait_for_all
 from .worker import Setup
 
 
-def start_ranks(args: Any, ranks: int, device: torch.device) -> Ranks:
+def start_ranks(args: Any, ranks: int, device: torch.device, executor: Executor) -> Ranks:
     """The other ranks' processes, each about to make its engine of ``args``; nobody for one rank.
 
     Raises:
@@ -20,23 +21,27 @@ def start_ranks(args: Any, ranks: int, device: torch.device) -> Ranks:
     """
     if ranks == 1:
         return Alone()
-    store = open_store(ranks)
-    workers = Workers.start(
-        [
-            Setup(
-                args=args,
-                rank=rank,
-                ranks=ranks,
-                port=store.port,
-                device=device.type,
-                threads=torch.get_num_threads(),
-            )
-            for rank in range(1, ranks)
-        ]
-    )
+    host = executor.host
+    store = open_store(host, ranks)
+    started = executor.start(ranks)
+    setup = [
+        Setup(
+            args=args,
+            rank=worker.rank,
+            ranks=ranks,
+            host=host,
+            port=store.port,
+            device=device.type,
+            index=executor.device_of(worker.rank),
+            threads=torch.get_num_threads(),
+        )
+        for worker in started
+    ]
+    workers = Workers(started, setup)
+    index = executor.device_of(0)
     try:
         wait_for_all(store, ranks, workers.check)
-        group, abort = join(0, ranks, store.port, device=device, told=workers.sender, store=store)
+        group, abort = join(store, 0, ranks, device=torch.device(device.type, index), told=workers.sender)
     except BaseException as error:
         raise workers.lost(error) from error
     workers.on_loss(abort)

@@ -28,8 +28,10 @@ class Setup:
     args: Any  #: the engine's arguments
     rank: int
     ranks: int
-    port: int  #: of rank 0's store on this machine
+    host: str  #: of rank 0's store
+    port: int
     device: str
+    index: int  #: of the GPU, among those that the process sees
     threads: int  #: of torch on a CPU, as rank 0 has them: the bits of a sum must not depend on them
 
 
@@ -41,7 +43,17 @@ def main(calls: int, reports: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; rank 0 decides what it means
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    inbox, outbox = Connection(calls, writable=False), Connection(reports, readable=False)
+    code = serve(Connection(calls, writable=False), Connection(reports, readable=False))
+    os._exit(code)  # no collective that is still under way may keep it
+
+
+def serve(inbox: Connection, outbox: Connection) -> int:
+    """Follow rank 0 until it ends, in a process that is for nothing else and ends then, with this status.
+
+    Args:
+        inbox: what rank 0 says, a :class:`Setup` first.
+        outbox: where a reason is told.
+    """
     code = 0
     try:
         _serve(inbox)
@@ -52,7 +64,7 @@ def main(calls: int, reports: int) -> None:
             outbox.send(f"raised {_told(error)}")
         code = 1
     outbox.close()
-    os._exit(code)  # no collective that is still under way may keep it
+    return code
 
 
 def _told(error: BaseException) -> str:
@@ -71,13 +83,13 @@ def _serve(inbox: Connection) -> None:
     from ..api.assemble import assemble
     from ..api.engine import LLMEngine
     from .lockstep import Following
-    from .rendezvous import join
+    from .rendezvous import join, reach_store
 
     torch.set_num_threads(setup.threads)
     receiver = Receiver(inbox)
-    group, _abort = join(
-        setup.rank, setup.ranks, setup.port, device=torch.device(setup.device), told=receiver
-    )
+    store = reach_store(setup.host, setup.port, setup.rank, setup.ranks)
+    device = torch.device(setup.device, setup.index)
+    group, _abort = join(store, setup.rank, setup.ranks, device=device, told=receiver)
     engine = LLMEngine.from_parts(setup.args, assemble(setup.args, ranks=Following(group, receiver)))
     follow(engine, receiver)
 

@@ -37,6 +37,18 @@ def specdecode_recipes() -> Iterable[Any]:
 
 
 @hookspec
+def specdecode_executors() -> Iterable[Any]:
+    """What can run the other ranks of a model on several devices; see ``distributed_executor_backend``::
+
+    @hookimpl
+    def specdecode_executors():
+        from .executor import MyExecutor  # a specdecode.distributed.executors.Executor
+        yield MyExecutor()
+    """
+    return ()
+
+
+@hookspec
 def specdecode_cli(subcommands: Any) -> None:
     """Add commands to ``specdecode``; called only when help is shown or the command is none of core's.
 

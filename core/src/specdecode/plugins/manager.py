@@ -191,13 +191,11 @@ class PluginManager:
 
     def recipes(self) -> list[Any]:
         """The training recipes of all plugins; a plugin whose hook raises is logged and left out."""
-        recipes: list[Any] = []
-        for family, result in self._call("specdecode_recipes"):
-            try:
-                recipes += result
-            except Exception as error:
-                self._report(family, error)
-        return recipes
+        return self._offered("specdecode_recipes")
+
+    def executors(self) -> list[Any]:
+        """What plugins run the ranks of a model by; a plugin whose hook raises is logged and left out."""
+        return self._offered("specdecode_executors")
 
     def add_commands(self, subcommands: Any) -> None:
         """Let plugins add their commands to ``subcommands``, a ``typer.Typer``."""
@@ -209,6 +207,15 @@ class PluginManager:
         self.load()
         with self._lock:
             return sorted(self._families, key=lambda family: (family.name, family.dist))
+
+    def _offered(self, hook: str) -> list[Any]:
+        offered: list[Any] = []
+        for family, result in self._call(hook):
+            try:
+                offered += result
+            except Exception as error:
+                self._report(family, error)
+        return offered
 
     def _provided(self) -> list[Provided]:
         return [provided for family in self._all() for provided in family.methods]

@@ -126,7 +126,7 @@ def ranks_in_threads(manager: PluginManager | None = None) -> Iterator[list[Thre
     """
     started: list[Threads] = []
 
-    def start(args: Any, ranks: int, device: torch.device) -> Ranks:
+    def start(args: Any, ranks: int, device: torch.device, executor: Any) -> Ranks:
         if ranks == 1:
             return Alone()
         threads = Threads(args, ranks, manager)
