@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -28,7 +28,7 @@ from ..distributed.worker import follow
 from ..plugins import PluginManager
 
 #: Seconds that a rank waits for another: a test that hangs fails.
-PATIENCE = 60.0
+PATIENCE = 20.0
 
 
 class Threads:
@@ -38,7 +38,7 @@ class Threads:
         engines: of the other ranks, once they are made.
     """
 
-    def __init__(self, args: Any, ranks: int, manager: PluginManager | None) -> None:
+    def __init__(self, args: Any, ranks: int, managers: Callable[[], PluginManager | None]) -> None:
         self.store = dist.HashStore()
         self.error: WorkerDied | None = None
         self.engines: dict[int, LLMEngine] = {}
@@ -48,7 +48,7 @@ class Threads:
         self._threads = [
             threading.Thread(
                 target=self._serve,
-                args=(args, rank, ranks, receiving, manager),
+                args=(args, rank, ranks, receiving, managers()),
                 name=f"rank {rank}",
                 daemon=True,
             )
@@ -76,6 +76,18 @@ class Threads:
 
     def caught_up(self, rank: int) -> LLMEngine:
         """A rank's engine, once it has done all that it was told."""
+        self._errand(rank, lambda engine: None)()
+        return self.engines[rank]
+
+    def everywhere(self, function: Callable[[LLMEngine], None], leader: LLMEngine) -> None:
+        """Have every rank call ``function`` of its engine, each in its own thread, at once."""
+        waits = [self._errand(rank, function) for rank in range(1, len(self._threads) + 1)]
+        function(leader)
+        for wait in waits:
+            wait()
+
+    def _errand(self, rank: int, function: Callable[[LLMEngine], None]) -> Callable[[], None]:
+        """Send a rank on it; what is returned waits for its end."""
         deadline = time.monotonic() + PATIENCE
         while rank not in self.engines:
             self.check()
@@ -83,12 +95,20 @@ class Threads:
                 raise TimeoutError(f"rank {rank} has no engine")
             time.sleep(0.01)
         done = threading.Event()
-        self.engines[rank].acknowledge = done.set  # type: ignore[attr-defined]
-        Sender([self._pipes[rank - 1][1]]).call("acknowledge")
-        if not done.wait(PATIENCE):
-            self.check()
-            raise TimeoutError(f"rank {rank} does not go on")
-        return self.engines[rank]
+        engine = self.engines[rank]
+
+        def run() -> None:
+            function(engine)
+            done.set()
+
+        def wait() -> None:
+            if not done.wait(PATIENCE):
+                self.check()
+                raise TimeoutError(f"rank {rank} does not go on")
+
+        engine.errand = run  # type: ignore[attr-defined]
+        Sender([self._pipes[rank - 1][1]]).call("errand")
+        return wait
 
     def check(self) -> None:
         if self.error is not None:
@@ -118,18 +138,20 @@ class Threads:
 
 
 @contextmanager
-def ranks_in_threads(manager: PluginManager | None = None) -> Iterator[list[Threads]]:
+def ranks_in_threads(
+    managers: Callable[[], PluginManager | None] = lambda: None,
+) -> Iterator[list[Threads]]:
     """Engines that are made inside have threads for their other ranks; all that were started so.
 
     Args:
-        manager: of the other ranks' plugins; None: the process's.
+        managers: makes one for each other rank; None: the process's.
     """
     started: list[Threads] = []
 
     def start(args: Any, ranks: int, device: torch.device, executor: Any) -> Ranks:
         if ranks == 1:
             return Alone()
-        threads = Threads(args, ranks, manager)
+        threads = Threads(args, ranks, managers)
         started.append(threads)
         return Leading(threads.group(0, ranks, threads.sender), threads)  # type: ignore[arg-type]
 

@@ -15,10 +15,13 @@ from ...api.engine import LLMEngine
 from ...api.outputs import CompletionOutput
 from ...contract import BuildContext, Proposer
 from ...plugins import PluginManager, Provided
+from ..ranks import Threads, ranks_in_threads
 from .asks import MAX_MODEL_LEN, Ask
 from .comparing import name_of
 from .probe import Interference, Log, Probe
 
+#: What a proposer is put inside of, where it is built.
+Wrap = Callable[[Proposer, BuildContext], Proposer]
 #: Steps after which a run counts as one that never ends.
 _MOST_STEPS = 2000
 
@@ -39,9 +42,9 @@ class ProbingManager:
 
     strict = False
 
-    def __init__(self, manager: PluginManager, wrap: Callable[[Proposer, BuildContext], Proposer]) -> None:
+    def __init__(self, manager: PluginManager, wrap: Wrap) -> None:
         self._manager = manager
-        self._wrap: Callable[[Proposer, BuildContext], Proposer] | None = wrap
+        self._wrap: Wrap | None = wrap
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
@@ -62,8 +65,11 @@ class ProbingManager:
 class Rig:
     """One engine of the kit."""
 
-    def __init__(self, engine: LLMEngine, log: Log, probe: Probe | None) -> None:
+    def __init__(
+        self, engine: LLMEngine, log: Log, probe: Probe | None, ranks: Threads | None = None
+    ) -> None:
         self.engine = engine
+        self.ranks = ranks  #: the other ranks, if there are any
         self.log = log
         self.probe = probe
 
@@ -93,11 +99,11 @@ class Rig:
             built.append(Probe(proposer, context.needs, log, interference))
             return built[-1]
 
-        made: Any = LLMEngine(
-            _args(target, engine, speculative_config),
-            ProbingManager(manager, wrap),  # type: ignore[arg-type]  # delegates all but two attributes
-        )
-        return cls(made, log, built[0])
+        def elsewhere(proposer: Proposer, context: BuildContext) -> Proposer:
+            return Probe(proposer, context.needs, Log(), interference)
+
+        made, ranks = _engine(target, engine, speculative_config, manager, wrap, elsewhere)
+        return cls(made, log, built[0], ranks)
 
     @classmethod
     def bare(
@@ -113,11 +119,8 @@ class Rig:
         def build(proposer: Proposer, context: BuildContext) -> Proposer:
             return proposer if wrap is None else wrap(proposer)
 
-        made: Any = LLMEngine(
-            _args(target, engine, speculative_config),
-            ProbingManager(manager, build),  # type: ignore[arg-type]  # delegates all but two attributes
-        )
-        return cls(made, Log(), None)
+        made, ranks = _engine(target, engine, speculative_config, manager, build, build)
+        return cls(made, Log(), None, ranks)
 
     # -- requests -------------------------------------------------------------------------------
     def add(self, ask: Ask) -> None:
@@ -169,17 +172,32 @@ class Rig:
         scheduler = self.engine.core.scheduler
         if not scheduler.running:
             return None
-        request = scheduler.running[index % len(scheduler.running)]
+        place = index % len(scheduler.running)
+        name = name_of(scheduler.running[place].id)
+
+        def preempt(engine: LLMEngine) -> None:
+            engine.core.scheduler.preempt(engine.core.scheduler.running[place])
+
         with quiet():
-            scheduler.preempt(request)
-        return name_of(request.id)
+            self._everywhere(preempt)
+        return name
 
     def rotate(self, by: int) -> None:
         """Change the order of the rows."""
-        running = self.engine.core.scheduler.running
-        if running:
-            by %= len(running)
-            running[:] = running[by:] + running[:by]
+
+        def turn(engine: LLMEngine) -> None:
+            running = engine.core.scheduler.running
+            if running:
+                running[:] = running[by % len(running) :] + running[: by % len(running)]
+
+        self._everywhere(turn)
+
+    def _everywhere(self, function: Callable[[LLMEngine], None]) -> None:
+        """What no user does, on every rank."""
+        if self.ranks is None:
+            function(self.engine)
+        else:
+            self.ranks.everywhere(function, self.engine)
 
     def forget(self) -> None:
         """Drop what the probe has written down so far."""
@@ -195,6 +213,26 @@ class Rig:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _engine(
+    target: Target,
+    engine: Mapping[str, Any],
+    speculative_config: Mapping[str, Any],
+    manager: PluginManager,
+    wrap: Wrap,
+    elsewhere: Wrap,
+) -> tuple[LLMEngine, Threads | None]:
+    """An engine whose proposer is inside what ``wrap`` makes of it, and on other ranks ``elsewhere``."""
+
+    def probing(own: Wrap) -> Any:  # delegates all but two attributes
+        return ProbingManager(manager, own)
+
+    args = _args(target, engine, speculative_config)
+    if args.tensor_parallel_size == 1:
+        return LLMEngine(args, probing(wrap)), None
+    with ranks_in_threads(lambda: probing(elsewhere)) as started:
+        return LLMEngine(args, probing(wrap)), started[0]
 
 
 def _args(

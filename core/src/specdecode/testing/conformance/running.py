@@ -20,6 +20,7 @@ def check_proposer(
     *,
     target: str | Path | None = None,
     device: str = "cpu",
+    ranks: int = 1,
     expected_failures: Mapping[str, str] | None = None,
     manager: PluginManager | None = None,
     started: Callable[[Check], None] = lambda check: None,
@@ -32,6 +33,7 @@ def check_proposer(
         target: checkpoint to speculate for; None: the kit's own tiny one.
         device: torch device. Runs are compared to the bit, in float32; on a GPU other shapes round otherwise
             and may part two near-equal candidates.
+        ranks: that share the target, as threads of this process, on a CPU.
         expected_failures: check id -> reason, of checks that are known to fail. One that passes is a fault.
         manager: who knows the method; None: the process's.
         started: called before each check, for progress.
@@ -44,6 +46,7 @@ def check_proposer(
         config=config or {},
         target=target,
         device=device,
+        ranks=ranks,
         expected_failures=expected_failures or {},
         manager=manager,
     )

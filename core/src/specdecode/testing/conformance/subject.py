@@ -39,6 +39,7 @@ class Case:
     config: Config = attrs.field(factory=dict)
     target: str | Path | Callable[[], str | Path] | None = None  #: checkpoint; None: the kit's own
     device: str = "cpu"  #: where rounding parts no two equal runs; on a GPU it may
+    ranks: int = 1  #: that share the target, as threads of this process, on a CPU
     expected_failures: Mapping[str, str] = attrs.field(factory=dict)  #: check id -> reason
     manager: PluginManager | None = attrs.field(default=None, repr=False)  #: None: the process's
 
@@ -71,7 +72,8 @@ class Subject:
         self._case = case
         self.config = dict(case.config(self.toy) if callable(case.config) else case.config)
         self.mapping: dict[str, Any] = {"method": case.method, **self.config}
-        self.prepared: Prepared = prepare(self.manager, self.mapping, self.toy.info)
+        info = attrs.evolve(self.toy.info, tensor_parallel_size=case.ranks)
+        self.prepared: Prepared = prepare(self.manager, self.mapping, info)
         if self.rule == SYNTHETIC:
             raise ConfigError(
                 f"rejection_sample_method={SYNTHETIC!r} writes nobody's text, and the kit compares texts: "
@@ -123,6 +125,7 @@ class Subject:
         from .probe import Interference
 
         mapping = {**(policy or {}), **self.mapping}
+        engine = {"tensor_parallel_size": self._case.ranks, **engine}
         return Rig.probed(self.toy, mapping, self.manager, interference or Interference(), **engine)
 
     def run(
