@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from specdec_eagle.testing import write_head
+from specdec_mlp.testing import write_speculator
 from specdecode import LLM, SamplingParams
 from specdecode.config import SpeculativeConfig
 from specdecode.contract import SpecdecodeError
+from specdecode.testing.ranks import ranks_in_threads
 from specdecode.testing.tiny import tiny_checkpoint
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples/seeds"
@@ -141,3 +144,44 @@ def test_a_config_is_a_mapping_with_its_keys_as_attributes():
     config = SpeculativeConfig({"method": "ngram"}, num_speculative_tokens=5)
     assert dict(config) == {"method": "ngram", "num_speculative_tokens": 5}
     assert config.num_speculative_tokens == 5
+
+
+#: The documents' examples with ``tensor_parallel_size=4``: their keys, and the kind of checkpoint they name.
+ON_FOUR_RANKS = {
+    "eagle3": {
+        "speculative_config": {
+            "method": "eagle3",
+            "num_speculative_tokens": 3,
+            "draft_tensor_parallel_size": 1,
+            "aux_layer_ids": [1, 2, 3],  # the tiny target has few layers
+        }
+    },
+    "mlp_speculator": {"speculative_config": {"draft_tensor_parallel_size": 1}},
+    "mlp_speculator, old spelling": {"speculative_draft_tensor_parallel_size": 1},
+}
+
+
+@pytest.mark.parametrize("example", ON_FOUR_RANKS)
+def test_the_documents_examples_on_four_ranks(example, tmp_path):
+    target = str(tiny_checkpoint(tmp_path / "target", output_scale=0.3, num_hidden_layers=4))
+    if example == "eagle3":
+        head = str(write_head(tmp_path / "head", "eagle3", target))
+    else:
+        head = str(write_speculator(tmp_path / "speculator", target, fit=False))
+    keywords = ON_FOUR_RANKS[example]
+    if "speculative_config" in keywords:
+        keywords = {"speculative_config": {**keywords["speculative_config"], "model": head}}
+    else:
+        keywords = {**keywords, "speculative_model": head}
+    common = {"gpu_memory_utilization": 0.85, "dtype": "float32", "device": "cpu"}
+    prompts = ["Write a detailed essay about climate change."]
+    params = SamplingParams(max_tokens=40, temperature=0.0)
+    with LLM(target, **common) as llm:
+        (plain,) = llm.generate(prompts, params, use_tqdm=False)
+    with ranks_in_threads():
+        llm = LLM(target, tensor_parallel_size=4, **common, **keywords)
+    (output,) = llm.generate(prompts, params, use_tqdm=False)
+    assert llm.llm_engine.method == example.split(",")[0]
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert metrics_of(llm)["vllm:spec_decode_num_draft_tokens"] > 0
+    llm.shutdown()
