@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from specdec_eagle.testing import write_head
 from specdec_medusa.testing import write_heads
 from specdec_mlp.testing import write_speculator
 from specdec_mtp.testing import write_target
 from specdecode import SamplingParams
-from specdecode.contract import ConfigError, Unsupported
+from specdecode.contract import ConfigError, Needs, Unsupported
+from specdecode.distributed.proposers import check_ranks
 from specdecode.testing.divergence import explain_divergence
 from specdecode.testing.invariants import check_core
 from specdecode.testing.lossless import Engine, requests
 from specdecode.testing.ranks import ranks_in_threads
 from specdecode.testing.tiny import tiny_checkpoint
+from transformers import GPTNeoXConfig
 
 FOUR = {"num_speculative_tokens": 4}
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"
@@ -208,6 +212,20 @@ def test_each_rank_holds_its_share(target, ranks, monkeypatch):
     two.llm.shutdown()
 
 
+@pytest.mark.parametrize("speculation", [None, "eagle"])
+def test_dummy_weights_are_those_of_one_rank_of_a_tied_model(folder, target, speculation):
+    """EAGLE reads rows of the embedding, so that each rank has all of them, and the output layer some."""
+    path = tiny_checkpoint(folder / "tied", "smollm", vocab_size=301)
+    config = None
+    if speculation:
+        config = {"method": "eagle", "model": str(write_head(folder / "tied-head", "eagle", path)), **FOUR}
+    prompts, params = requests(4)
+    one = Engine(path, load_format="dummy")
+    two = Engine(path, config, load_format="dummy", tensor_parallel_size=2)
+    same(one, two(prompts, params), one(prompts, params), prompts, params)
+    two.llm.shutdown()
+
+
 def test_dummy_weights_are_those_of_one_rank(target):
     prompts, params = requests(4)
     one = Engine(target, load_format="dummy")
@@ -228,6 +246,29 @@ def test_models_that_cannot_be_shared_out(folder, changes, size, message):
     path = tiny_checkpoint(folder / f"odd-{size}-{len(changes)}-{message[-3:]}", **changes)
     with pytest.raises(ConfigError, match=message):
         Engine(path, tensor_parallel_size=size)
+
+
+def test_models_that_others_run_and_quantised_ones_are_refused(folder):
+    path = tiny_checkpoint(folder / "quantised")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported, match="unquantised checkpoints"):
+        Engine(path, tensor_parallel_size=2)
+    foreign = folder / "foreign"
+    GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"], num_hidden_layers=1).save_pretrained(foreign)
+    with pytest.raises(Unsupported, match="which transformers' code runs"):
+        Engine(foreign, tensor_parallel_size=2, load_format="dummy", skip_tokenizer_init=True)
+
+
+def test_methods_that_cannot_run_on_ranks_are_refused(target, checkpoints):
+    heads = [{"method": "ngram", **FOUR}, config(checkpoints, "medusa")]
+    with pytest.raises(Unsupported, match="goes by a clock"):
+        Engine(target, {"method": "auto", "proposers": heads}, tensor_parallel_size=2)
+    borrowing = Needs(width=1, depth=1, modules=frozenset({"lm_head"}))
+    with pytest.raises(Unsupported, match="borrows lm_head of the target"):
+        check_ranks(borrowing, "somebody's", 2)
+    check_ranks(borrowing, "somebody's", 1)
 
 
 def test_what_is_refused_at_the_door(target, checkpoints):

@@ -77,6 +77,15 @@ Quantization = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_ENGINE)
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size",
+        metavar="N",
+        help="GPUs that each hold a share of the model.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
@@ -156,6 +165,7 @@ def engine_options(
     device: str,
     max_model_len: int | None,
     no_plugin: Sequence[str] | None,
+    tensor_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Keywords of :class:`~specdecode.LLM`."""
     return {
@@ -164,6 +174,7 @@ def engine_options(
         "device": device,
         "max_model_len": max_model_len,
         "disable_plugins": tuple(no_plugin or ()),
+        "tensor_parallel_size": tensor_parallel_size,
     }
 
 

@@ -113,6 +113,7 @@ def bench(
     dtype: arguments.Dtype = "auto",
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
+    tensor_parallel_size: arguments.TensorParallelSize = 1,
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
@@ -139,7 +140,7 @@ def bench(
         temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos
     )
     settings = Settings(batch_sizes=sizes, repeats=repeats, chat=chat)
-    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin, tensor_parallel_size)
     with engine_pair(model, speculation, max_batch_size=max(sizes), **options) as (plain, speculative):
         target = plain.llm_engine.target
         if dataset is not None:

@@ -71,6 +71,7 @@ def chat(
     dtype: arguments.Dtype = "auto",
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
+    tensor_parallel_size: arguments.TensorParallelSize = 1,
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
@@ -89,7 +90,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin, tensor_parallel_size)
     with LLM(model, speculative_config=speculation, **options) as llm:
         writer = JsonWriter() if as_json else TextWriter(llm.get_tokenizer() if show_drafts else None)
         talk = Conversation(llm.llm_engine, params, ChatOptions(chat_template=template), system)

@@ -66,6 +66,7 @@ def generate(
     dtype: arguments.Dtype = "auto",
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
+    tensor_parallel_size: arguments.TensorParallelSize = 1,
     max_model_len: arguments.MaxModelLen = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
@@ -86,7 +87,7 @@ def generate(
         seed=seed,
         stop=stop or [],
     )
-    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin, tensor_parallel_size)
     with LLM(model, speculative_config=speculation, **options) as llm:
         tokenizer = llm.get_tokenizer()
         # A bar is for the eyes: nobody watches one in a pipe.

@@ -127,6 +127,7 @@ def serve(
     dtype: arguments.Dtype = "auto",
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
+    tensor_parallel_size: arguments.TensorParallelSize = 1,
     max_model_len: arguments.MaxModelLen = None,
     engine_option: Annotated[
         list[str] | None,
@@ -144,7 +145,7 @@ def serve(
     the open requests are done.
     """
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
-    options = engine_options(dtype, quantization, device, max_model_len, no_plugin)
+    options = engine_options(dtype, quantization, device, max_model_len, no_plugin, tensor_parallel_size)
     rooms = {"max_loras": max_loras, "max_lora_rank": max_lora_rank, "max_cpu_loras": max_cpu_loras}
     options |= {name: value for name, value in rooms.items() if value is not None}
     options |= {"enable_lora": True} if enable_lora else {}

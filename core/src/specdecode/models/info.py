@@ -12,8 +12,9 @@ from specdecode.contract import ConfigError, TargetInfo, TargetTokenizer
 
 from .families import decoder_config
 from .files import ModelFiles
+from .sharing import check_shareable
 from .tokenizer import tokenizer_of
-from .transformers_support import check_one_rank, describe, is_native
+from .transformers_support import describe, is_native
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +111,7 @@ def describe_target(
         if is_native(files)
         else describe(files, max_model_len=max_model_len)
     )
-    if is_native(files):
-        decoder_config(files.hf_config, files.architecture).check_ranks(tensor_parallel_size)
-    else:
-        check_one_rank(files, tensor_parallel_size)
+    check_shareable(files, tensor_parallel_size)
     return TargetInfo(
         path=str(files.path),
         architecture=files.architecture,

@@ -21,9 +21,10 @@ from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
 from .quantized import QuantizedLoader, Scheme, randomize_quantized, read_scheme
+from .sharing import check_shareable
 from .transfer import Copy, read_weights
 from .transformers_backend import TransformersDecoder
-from .transformers_support import check_architecture, check_one_rank, is_native, load
+from .transformers_support import check_architecture, is_native, load
 from .weights import stored_tensors
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ def load_model(
     scheme = read_scheme(files.hf_config, files.name)
     check_architecture(files, quantization=quantization, exact=exact)
     group = group or SOLO
+    check_shareable(files, group.size)
     if not is_native(files):
-        check_one_rank(files, group.size)
         if scheme is not None:
             raise ConfigError(
                 f"model {files.name!r} is quantized ({scheme.method}), which works with the native families "
@@ -89,7 +90,6 @@ def load_model(
         )
     config = decoder_config(files.hf_config, files.architecture)
     check_quantization(quantization, dtype, device)
-    config.check_ranks(group.size)
     check_experts(config, dtype, device)
     if scheme is not None:
         _check_scheme(scheme, files, quantization=quantization, experts=config.experts is not None)
@@ -130,9 +130,11 @@ def _check_scheme(scheme: Scheme, files: ModelFiles, *, quantization: str | None
 def randomize(module: torch.nn.Module, *, seed: int = _DUMMY_SEED) -> None:
     """Fill all weights but those of the norms from a seeded normal distribution: ``load_format="dummy"``."""
     norms = {id(own) for part in module.modules() if isinstance(part, RMSNorm) for own in part.parameters()}
-    filled = [
-        own for own in module.parameters() if id(own) not in norms and own.numel()
-    ]  # a tied table comes once
+    owners: dict[int, torch.nn.Parameter] = {}
+    for own in module.parameters():  # a tied table comes once, also if the output layer has some rows
+        if own.numel():
+            owners.setdefault(own.untyped_storage().data_ptr(), own)
+    filled = [own for own in owners.values() if id(own) not in norms]
     generator = torch.Generator(filled[0].device).manual_seed(seed)
     shared = _shared_parameters(module)
     for parameter in filled:

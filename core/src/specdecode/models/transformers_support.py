@@ -10,7 +10,7 @@ import attrs
 import torch
 from specdec_kernels.attention import AttentionMetadata
 
-from specdecode.contract import ConfigError, Unsupported
+from specdecode.contract import ConfigError
 from specdecode.layers import AttentionBackend
 
 from .families import FAMILIES
@@ -53,15 +53,6 @@ def check_architecture(
                 f"{field}={value!r} works with the native families only ({', '.join(sorted(FAMILIES))}), got "
                 f"{files.architecture!r}: leave {field} out"
             )
-
-
-def check_one_rank(files: ModelFiles, ranks: int) -> None:
-    """Raise Unsupported if a model that transformers' code runs is to be shared out among ranks."""
-    if ranks > 1:
-        raise Unsupported(
-            f"tensor_parallel_size={ranks} works with the native families ({', '.join(sorted(FAMILIES))}), "
-            f"got {files.architecture!r}, which transformers' code runs: set tensor_parallel_size=1"
-        )
 
 
 def _refusal(architecture: str, config: Any) -> str | None:
