@@ -186,3 +186,18 @@ def test_outputs_are_checked_with_their_adapter(lab):
         found = {m.name: m.value for m in llm.get_metrics() if m.name.startswith("specdecode:shadow")}
         mismatches = sum(m.value for m in llm.get_metrics() if m.name == "specdecode:shadow_mismatches")
         assert found["specdecode:shadow_checked"] == 4 and not mismatches
+
+
+def test_steps_are_captured_with_adapters_and_without(lab, monkeypatch):
+    """Where nobody has an adapter, the step is that of an engine without room."""
+    with lab.engine(async_scheduling=True) as llm:
+        steady, told = llm.llm_engine.core.steady, []
+        run = steady.run
+        monkeypatch.setattr(steady, "run", lambda *args: told.append(steady.seats.adapted) or run(*args))
+        prompts, params = lab.asks(2)
+        lab.generate(llm, prompts, params, [None, None])
+        assert told and not any(told)
+        told.clear()
+        params[1].max_tokens = 4  # the one with an adapter ends first
+        lab.check(prompts, params, lab.generate(llm, prompts, params, [None, 1]), [None, 1])
+        assert told[0] and not told[-1]

@@ -237,6 +237,7 @@ def _plan_memory(
         )
     captured = overlaps(args, target.device) and not args.enforce_eager
     num_graphs = len(row_buckets(args.max_num_seqs)) * num_widths if captured else 0
+    num_graphs *= 2 if adapters else 1  # with adapters and without
     return plan_memory(
         args,
         model,

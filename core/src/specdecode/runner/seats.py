@@ -123,7 +123,13 @@ class Seats:
         )
         self.faults = torch.zeros(1, dtype=torch.int64, device=device)  #: drafts cut, so far
         self._row_of: dict[int, torch.Tensor] = {}
+        self._adapted = [False] * rows  # of each seat, whether who sits there has an adapter
         self._known_blocks = [0] * rows  # of each seat, how many blocks the device knows
+
+    @property
+    def adapted(self) -> bool:
+        """Whether anybody who sits has an adapter, as far as the host knows."""
+        return any(self._adapted)
 
     def seat(self, requests: Mapping[int, Request], budgets: Sequence[int]) -> None:
         """Sit requests down, by seat, with their drafts; whoever sat there has ended.
@@ -131,6 +137,8 @@ class Seats:
         What is under way was enqueued before, and sees the seat as it was.
         """
         seated, shape = list(requests.values()), self.shape
+        for row, request in requests.items():
+            self._adapted[row] = request.adapter is not None
         rows = send(np.array(list(requests), np.int64), self.device)
 
         def put(columns: Sequence[torch.Tensor], values: Sequence[Sequence[float]], dtype: type) -> None:
@@ -249,6 +257,7 @@ class Seats:
 
     def set_budgets(self, budgets: Sequence[int], active: Sequence[bool]) -> None:
         """Most drafts of each seat; a seat that is not ``active`` is given up for good."""
+        self._adapted = [has and any(active[row : row + 1]) for row, has in enumerate(self._adapted)]
         values = np.zeros((2, self.shape.rows), np.int64)
         values[0, : len(budgets)] = budgets
         values[1, : len(active)] = active

@@ -7,6 +7,7 @@ it has static shapes, so that on a GPU it is one captured graph for each number 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -70,6 +71,9 @@ class SteadyStep:
         self._rows_of = {size: rows.repeat_interleave(size) for size in self._sizes}
         self._buckets = row_buckets(shape.rows)
         self._captured: dict[Bucket, Callable[[], SteadyOutput]] = {}
+        self._adapted: dict[
+            Bucket, Callable[[], SteadyOutput]
+        ] = {}  # the same with adapters, if there is room
         self._draft_captured = False
 
     @property
@@ -87,15 +91,18 @@ class SteadyStep:
                 if tokens - 1 not in self.widths(rows):
                     continue
 
-                def step(rows: int = rows, tokens: int = tokens) -> SteadyOutput:
-                    return self._step(rows, tokens, draft)
+                def step(adapted: bool = False, *, rows: int = rows, tokens: int = tokens) -> SteadyOutput:
+                    return self._step(rows, tokens, draft, adapted)
 
                 bucket = Bucket(rows, tokens)
+                if self._runner.model.adapters is not None:
+                    self._adapted[bucket] = self.graphs.capture(partial(step, True), (bucket, "adapted"))
                 self._captured[bucket] = self.graphs.capture(step, bucket)
 
     def forget(self) -> None:
         """Give the graphs' memory back, and what communicates in them; no step comes any more."""
         self._captured.clear()
+        self._adapted.clear()
         self.graphs.clear()
 
     def bucket(self, rows: int) -> int:
@@ -128,27 +135,29 @@ class SteadyStep:
         return found
 
     def run(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
-        """Enqueue one step over the first ``rows`` seats.
+        """Enqueue one step over the first ``rows`` seats; if none has an adapter, one without any.
 
         Args:
             tokens: 1, or one more than one of :meth:`widths` to verify drafts.
             draft: called behind the verification, unless it is part of the graphs.
         """
+        adapted = self.seats.adapted
         if not self._captured:
-            return self._step(rows, tokens, draft)
-        output = self._captured[Bucket(bucket_for(rows, self._buckets), tokens)]()
+            return self._step(rows, tokens, draft, adapted)
+        graphs = self._adapted if adapted else self._captured
+        output = graphs[Bucket(bucket_for(rows, self._buckets), tokens)]()
         if draft is not None and not self._draft_captured:
             draft(output)
         return output
 
-    def _step(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
-        output = self._target(rows, tokens)
+    def _step(self, rows: int, tokens: int, draft: Draft | None, adapted: bool = False) -> SteadyOutput:
+        output = self._target(rows, tokens, adapted)
         if draft is not None:
             draft(output)
         return output
 
     @torch.inference_mode()
-    def _target(self, rows: int, tokens: int) -> SteadyOutput:
+    def _target(self, rows: int, tokens: int, adapted: bool) -> SteadyOutput:
         seats, shape = self.seats, self.seats.shape
         inputs, results = self._inputs[tokens].first(rows), self._results[tokens].first(rows)
         committed, limit, active = seats.committed[:rows], seats.limit[:rows], seats.active[:rows]
@@ -177,7 +186,7 @@ class SteadyStep:
         )
         self._runner.check(inputs.write_slots.flatten())
         adapters = None
-        if self._runner.model.adapters is not None:
+        if adapted:
             adapters = seats.adapter[self._rows_of[tokens][: rows * tokens]]
         hidden, taps = self._runner.target(
             inputs.ids.flatten(), self._metadata(inputs, rows, tokens), adapters
