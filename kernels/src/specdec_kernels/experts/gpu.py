@@ -24,6 +24,8 @@ _FEW = 16
 _AT_ONCE = 128
 #: Choices that a grouping program looks at at a time.
 _CHOICES = 1024
+#: Bytes of a weight row that are asked for before it is known for which tokens.
+_PREFETCH = 1024
 #: Tokens that go through at once: each holds float32 rows of all its experts' outputs meanwhile.
 _TOKENS = 4096
 
@@ -205,7 +207,7 @@ def _outputs(
         expert_gate_up_kernel,
         (len(found) * -(-2 * inner // tile.rows),),
         *(gate_up, x, found, order, weights, squares, 0 if squares is None else squares.stride(0), gated),
-        *(tokens, eps),
+        *(tokens, _ahead(gate_up), eps),
         N=inner,
         K=inputs,
         COUNT=count,
@@ -218,7 +220,7 @@ def _outputs(
     launch(
         expert_down_kernel,
         (len(found) * -(-width // tile.rows),),
-        *(down, gated, found, order, y),
+        *(down, gated, found, order, y, _ahead(down)),
         N=width,
         K=inner,
         **_constants(tile, evict),
@@ -245,6 +247,12 @@ def _tile(size: int, x: torch.Tensor, inputs: int) -> Tile:
     else:
         tile = Tile(128, (size, 0), 64, 4, 8)
     return _fitted(tile, x, inputs)
+
+
+def _ahead(weight: torch.Tensor) -> int:
+    """Bytes of each row that are brought into L2 first; a copy in bulk wants multiples of 16, two a row."""
+    row_bytes = weight.shape[-1] * weight.element_size()
+    return min(_PREFETCH, row_bytes) // 32 * 32 if row_bytes % 16 == 0 else 0
 
 
 def _fitted(tile: Tile, x: torch.Tensor, inputs: int) -> Tile:

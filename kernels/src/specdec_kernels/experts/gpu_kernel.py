@@ -12,11 +12,17 @@ from triton.language.extra import cuda
 
 from ..activation.gpu import activate
 from ..gpu.sums import sum_squares
-from ..projection.mainloop import halves, paired, partial_squares, reciprocal_rms
+from ..projection.mainloop import halves, paired, partial_squares, prefetch, reciprocal_rms
 from .gpu_mainloop import accumulate
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit
+def _tile(TILES, tile):
+    """Expert, first row and number of rows, asked for together."""
+    return tl.load(TILES + 3 * tile), tl.load(TILES + 3 * tile + 1), tl.load(TILES + 3 * tile + 2)
+
+
+@triton.jit(do_not_specialize=["M", "ahead"])
 def expert_gate_up_kernel(
     W,
     X,
@@ -27,6 +33,7 @@ def expert_gate_up_kernel(
     stride,
     Y,
     M,
+    ahead,
     eps,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -43,19 +50,21 @@ def expert_gate_up_kernel(
     PARTS: tl.constexpr = (2 * N + ROWS - 1) // ROWS
     tile = tl.program_id(0) // PARTS
     n = tl.program_id(0) % PARTS
-    if PDL:
-        cuda.gdc_wait()
-    expert = tl.load(TILES + 3 * tile)
-    if expert < 0:
-        return
-    first = tl.load(TILES + 3 * tile + 1)
-    j = tl.arange(0, B)
-    there = j < tl.load(TILES + 3 * tile + 2)
-    choice = tl.load(ORDER + first + j, mask=there, other=0)
-    token = choice // COUNT
     pair, half = paired(tl.arange(0, ROWS))
     rows = tl.minimum(n * (ROWS // 2) + pair, N - 1) + half * N
-    w = W + expert.to(tl.int64) * (2 * N * K) + rows.to(tl.int64)[:, None] * K
+    j = tl.arange(0, B)
+    if PDL:
+        cuda.gdc_wait()
+    expert, first, count = _tile(TILES, tile)
+    if expert < 0:
+        return
+    W += expert.to(tl.int64) * (2 * N * K)
+    if PDL:  # while the tokens are looked up
+        prefetch(W, rows, ahead, K, ROWS)
+    there = j < count
+    choice = tl.load(ORDER + first + j, mask=there, other=0)
+    token = choice // COUNT
+    w = W + rows.to(tl.int64)[:, None] * K
     x = X + token.to(tl.int64)[None, :] * K
     a = accumulate(w, x, there, K, ROWS, B, BK, STAGES, EVICT, PDL)
     scale = reciprocal_rms(partial_squares(SQUARES, stride, token, M, K, B), eps, K, B)
@@ -67,13 +76,14 @@ def expert_gate_up_kernel(
     tl.store(Y + at, y, mask=(row < N)[:, None] & there[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ahead"])
 def expert_down_kernel(
     W,
     X,
     TILES,
     ORDER,
     Y,
+    ahead,
     N: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
@@ -87,16 +97,19 @@ def expert_down_kernel(
     PARTS: tl.constexpr = (N + ROWS - 1) // ROWS
     tile = tl.program_id(0) // PARTS
     row = tl.program_id(0) % PARTS * ROWS + tl.arange(0, ROWS)
+    rows = tl.minimum(row, N - 1)
+    j = tl.arange(0, B)
     if PDL:
         cuda.gdc_wait()
-    expert = tl.load(TILES + 3 * tile)
+    expert, first, count = _tile(TILES, tile)
     if expert < 0:
         return
-    first = tl.load(TILES + 3 * tile + 1)
-    j = tl.arange(0, B)
-    there = j < tl.load(TILES + 3 * tile + 2)
+    W += expert.to(tl.int64) * (N * K)
+    if PDL:
+        prefetch(W, rows, ahead, K, ROWS)
+    there = j < count
     choice = tl.load(ORDER + first + j, mask=there, other=0)
-    w = W + expert.to(tl.int64) * (N * K) + tl.minimum(row, N - 1).to(tl.int64)[:, None] * K
+    w = W + rows.to(tl.int64)[:, None] * K
     x = X + (first + j).to(tl.int64)[None, :] * K
     a = accumulate(w, x, there, K, ROWS, B, BK, STAGES, EVICT, PDL)
     at = choice.to(tl.int64)[None, :] * N + row[:, None]
