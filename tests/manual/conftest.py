@@ -104,6 +104,7 @@ def staged(stage, monkeypatch) -> dict[str, str]:
     """The variables that blocks may use beside what they import."""
     import specdecode
 
+    monkeypatch.setattr("specdecode.plugins.manager._default", None)  # a page may register methods
     for name in ("LLM", "AsyncLLM"):
         monkeypatch.setattr(specdecode, name, stage.engine(getattr(specdecode, name)))
     names = {"model": "path/of/model", "draft": "path/of/draft", "head": "path/of/eagle3"}

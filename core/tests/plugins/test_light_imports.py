@@ -24,6 +24,15 @@ CASES = {
 }
 
 
+def test_the_package_alone_imports_nothing_but_itself():
+    """Its names load on first use, and no plugin before one is asked for."""
+    probe = "import sys; known = set(sys.modules); import specdecode; print(*(set(sys.modules) - known))"
+    output = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    foreign = {name.partition(".")[0] for name in output.split()} - sys.stdlib_module_names
+    assert foreign == {"specdecode"}
+    assert [name for name in output.split() if name.startswith("specdec")] == ["specdecode"]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_imports(case):
     code, heavy = CASES[case]

@@ -65,6 +65,7 @@ class ParallelProposer(Proposer):
     def bind(self, resources: Resources) -> None:
         self._caches = resources.kv[0]
 
+    # --8<-- [start:propose]
     def propose(self, step: StepView, out: Drafts) -> None:
         committed, model = step.committed_len, self._model
         left = (self._plan.longest - committed).clamp(min=0)
@@ -98,3 +99,5 @@ class ParallelProposer(Proposer):
         x = places.join(model.feed(step.ids, step.taps), model.mask)
         states: torch.Tensor = model(x, slots, step.ctx(places.rows, slots, base, own), self._caches)
         return states[torch.cat((places.fed[step.last][:, None], places.masks), 1)]
+
+    # --8<-- [end:propose]
