@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specdecode.heads.untrained import STD, RandomWeights
+from specdecode.heads.files import write_checkpoint
+from specdecode.heads.untrained import STD, RandomWeights, altered, speculators_config
 from specdecode.models import load_weights
 
 #: Layout -> its method.
@@ -68,8 +69,6 @@ def write_head(
     Returns:
         ``path``.
     """
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     model = json.loads((Path(target) / "config.json").read_text("utf-8"))
     weights = dict(load_weights(target))
     hidden = hidden_size or model["hidden_size"]
@@ -122,15 +121,8 @@ def write_head(
         if "lm_head.weight" in held:
             held["lm_head.weight"] = held["lm_head.weight"][kept].contiguous()
     held = {_stored(layout, name): tensor for name, tensor in held.items()}
-    held |= dict(tensors or {})
-    from safetensors.torch import save_file
-
-    kept_tensors = {name: tensor.contiguous() for name, tensor in held.items() if name not in drop}
-    save_file(kept_tensors, path / "model.safetensors", metadata={"format": "pt"})
     fields = _config(layout, model, hidden, layers, draft_vocab, input_norm, fc_norm) | config
-    fields = {key: value for key, value in fields.items() if value is not None}
-    (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    return path
+    return write_checkpoint(path, fields, altered(held, tensors, drop))
 
 
 def _layer(hidden: int, *, wide: bool, normal: Any) -> dict[str, torch.Tensor]:
@@ -202,19 +194,7 @@ def _config(
             "speculators_model_type": kind,
             "speculators_version": "0.1.0",
             "transformer_layer_config": layer,
-            "speculators_config": {
-                "algorithm": kind,
-                "default_proposal_method": "greedy",
-                "proposal_methods": [
-                    {
-                        "proposal_type": "greedy",
-                        "speculative_tokens": 3,
-                        "verifier_accept_k": 1,
-                        "accept_tolerance": 0.0,
-                    }
-                ],
-                "verifier": {"name_or_path": "nobody/target", "architectures": model["architectures"]},
-            },
+            "speculators_config": speculators_config(kind, model["architectures"]),
         }
         if kind == "eagle":
             flags = {

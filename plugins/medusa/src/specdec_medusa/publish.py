@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from specdecode.contract import ConfigError
+from specdecode.heads.files import write_checkpoint
 
 from .layouts import LAYOUTS, stored_name
 from .spec import CHOICES
@@ -92,15 +92,4 @@ def write(
     )
     if layout not in _FILES:
         raise ConfigError(f"the layout {layout!r} is written into the target's own checkpoint")
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    file = path / f"{_FILES[layout]}.{form}"
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if form == "pt":
-        torch.save(contiguous, file)
-    else:
-        from safetensors.torch import save_file
-
-        save_file(contiguous, file, metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return path
+    return write_checkpoint(path, config, tensors, file=f"{_FILES[layout]}.{form}")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from specdecode.heads.untrained import RandomWeights
+from specdecode.heads.files import save_tensors
+from specdecode.heads.untrained import RandomWeights, altered
 from specdecode.models import load_weights
 
 from .publish import published, write
@@ -79,7 +80,7 @@ def write_heads(
     if layout == "medusa-2":
         fields, added = published(layout, weights, vocab_size=model["vocab_size"], choices=choices)
         shutil.copytree(target, path, dirs_exist_ok=True)
-        _rewrite(path / "model.safetensors", stored | added, drop, tensors or {})
+        save_tensors(path / "model.safetensors", altered({**stored, **added}, tensors, drop))
         fields = model | fields
     else:
         write(
@@ -94,7 +95,7 @@ def write_heads(
         fields = json.loads((path / "config.json").read_text("utf-8"))
         file = next(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
         if drop or tensors:
-            _rewrite(file, _load_file(file), drop, tensors or {})
+            save_tensors(file, altered(_load_file(file), tensors, drop))
     fields = {key: value for key, value in (fields | config).items() if value is not None}
     (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     return path
@@ -166,15 +167,3 @@ def _load_file(file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(file)
-
-
-def _rewrite(
-    file: Path, held: Mapping[str, torch.Tensor], drop: tuple[str, ...], more: Mapping[str, torch.Tensor]
-) -> None:
-    kept = {name: t.contiguous() for name, t in {**held, **more}.items() if name not in drop}
-    if file.suffix == ".pt":
-        torch.save(kept, file)
-        return
-    from safetensors.torch import save_file
-
-    save_file(kept, file, metadata={"format": "pt"})

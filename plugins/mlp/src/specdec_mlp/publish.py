@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from specdecode.contract import ConfigError
+from specdecode.heads.files import write_checkpoint
 
 from .layouts import PREFIX
 
@@ -56,14 +56,5 @@ def write(
     form: Literal["safetensors", "bin"] = "safetensors",
 ) -> Path:
     """Write what :func:`published` gives; the directory is made if it is not there."""
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    held = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if form == "bin":
-        torch.save(held, path / "pytorch_model.bin")
-    else:
-        from safetensors.torch import save_file
-
-        save_file(held, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
-    return path
+    file = "pytorch_model.bin" if form == "bin" else "model.safetensors"
+    return write_checkpoint(path, config, tensors, file=file)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from specdecode.heads.untrained import RandomWeights
+from specdecode.heads.untrained import RandomWeights, altered
 from specdecode.models import load_weights
 
 from .layouts import source
@@ -77,9 +77,7 @@ def write_speculator(
         ]
         weights = {name: weights[source(name, tied=tied)].clone() for name in names}
     fields, stored = published(weights, n_predict=n_predict, tied=tied, scale_input=scale_input)
-    stored = {name: tensor for name, tensor in {**stored, **(tensors or {})}.items() if name not in drop}
-    fields = {key: value for key, value in (fields | config).items() if value is not None}
-    return write(path, fields, stored, form=form)
+    return write(path, fields | config, altered(stored, tensors, drop), form=form)
 
 
 def _fit(

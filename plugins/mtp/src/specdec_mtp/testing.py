@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from specdecode.heads.untrained import STD, RandomWeights
+from specdecode.heads.files import write_checkpoint
+from specdecode.heads.untrained import STD, RandomWeights, altered, speculators_config
 from specdecode.models import load_weights
 
 #: Layout -> what its targets are published as.
@@ -52,15 +53,12 @@ def write_target(
     Returns:
         ``path``.
     """
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     random = RandomWeights(seed)
     fields = _SHARED | _CONFIGS[layout] | {"num_nextn_predict_layers": modules}
     held = _body(layout, fields, random, output_scale)
     for number in range(modules):
         held |= _module(layout, fields, number, random, output_scale, held)
-    _write(path, held, fields | config, drop, tensors)
-    return path
+    return write_checkpoint(path, fields | config, altered(held, tensors, drop))
 
 
 def write_modules(
@@ -81,8 +79,7 @@ def write_modules(
         target: checkpoint of the model that they are for.
         layout: one of :data:`ALONE`.
     """
-    path, held = Path(path), dict(load_weights(target))
-    path.mkdir(parents=True, exist_ok=True)
+    held = dict(load_weights(target))
     fields = json.loads((Path(target) / "config.json").read_text("utf-8"))
     random = RandomWeights(seed + 1)
     made: Tensors = {}
@@ -91,8 +88,7 @@ def write_modules(
     fields |= {"num_nextn_predict_layers": modules}
     if layout == "speculators":
         fields = _speculators(fields, modules)
-    _write(path, made, fields | config, drop, tensors)
-    return path
+    return write_checkpoint(path, fields | config, altered(made, tensors, drop))
 
 
 _SHARED: dict[str, Any] = {
@@ -290,12 +286,6 @@ def _experts(fields: Mapping[str, Any], random: RandomWeights, output_scale: flo
 
 
 def _speculators(model: Mapping[str, Any], modules: int) -> dict[str, Any]:
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": 3,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     left_out = ("architectures", "num_nextn_predict_layers", "transformers_version")
     return {
         "architectures": ["MTPDraftModel"],
@@ -303,26 +293,5 @@ def _speculators(model: Mapping[str, Any], modules: int) -> dict[str, Any]:
         "speculators_version": "0.3.0",
         "num_nextn_predict_layers": modules,
         "transformer_layer_config": {key: value for key, value in model.items() if key not in left_out},
-        "speculators_config": {
-            "algorithm": "mtp",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": "nobody/target", "architectures": model["architectures"]},
-        },
+        "speculators_config": speculators_config("mtp", model["architectures"]),
     }
-
-
-def _write(
-    path: Path,
-    held: Mapping[str, torch.Tensor],
-    fields: Mapping[str, Any],
-    drop: tuple[str, ...],
-    tensors: Mapping[str, torch.Tensor] | None,
-) -> None:
-    from safetensors.torch import save_file
-
-    every = {**held, **(tensors or {})}
-    kept = {name: tensor.contiguous() for name, tensor in every.items() if name not in drop}
-    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
-    said = {key: value for key, value in fields.items() if value is not None}
-    (path / "config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
