@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from specdecode.contract import TargetInfo
+from specdecode.heads.files import write_checkpoint
 from specdecode.heads.untrained import RandomWeights
 
 from specdec_parallel.checkpoint import DrafterShape
@@ -40,9 +39,4 @@ def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config) -> P
         for name, size in shape.tensors().items()
     }
     tensors["mask"] = torch.randn(shape.hidden_size, generator=weights.generator)
-    path.mkdir(parents=True, exist_ok=True)
-    fields = {**shape.config(), **config}
-    kept = {key: value for key, value in fields.items() if value is not None}
-    (path / "config.json").write_text(json.dumps(kept))
-    save_file(tensors, path / "model.safetensors")
-    return path
+    return write_checkpoint(path, {**shape.config(), **config}, tensors)

@@ -8,10 +8,8 @@ import pytest
 import torch
 from specdecode import SamplingParams
 from specdecode.cli.app import app
-from specdecode.contract import Tap
-from specdecode.models import load_weights
 from specdecode.testing.conformance import toy
-from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
+from specdecode.testing.reference import DenseStep, StatelessDrafter
 from specdecode.testing.tiny import favour, table_checkpoint
 from typer.testing import CliRunner
 
@@ -77,50 +75,27 @@ def test_training_teaches_every_place_of_a_draft(target, tmp_path):
 @torch.no_grad()
 def test_the_published_drafter_drafts_what_training_drafts(target, tmp_path, num_draft_tokens):
     from specdec_train.publishing import write_checkpoint
-    from specdec_train.recipe import Batch, TrainingTarget
+    from specdec_train.testing import frozen_target, packed
 
     from specdec_parallel.recipe import ParallelRecipe, ParallelTrainingOptions
 
     model, recipe = toy(target), ParallelRecipe()
-    info, weights = model.info, dict(load_weights(target))
     options = ParallelTrainingOptions(
         num_draft_tokens=num_draft_tokens, hidden_size=24, num_heads=3, intermediate_size=48
     )
-    frozen = TrainingTarget(
-        info=info,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        embed=weights["model.embed_tokens.weight"],
-        lm_head=weights["lm_head.weight"],
-        norm=weights["model.norm.weight"],
-        rms_norm_eps=info.config["rms_norm_eps"],
-        counts=torch.ones(VOCAB, dtype=torch.int64),
-        load_weights=lambda: load_weights(target),
-    )
+    frozen = frozen_target(target, model.info)
     torch.manual_seed(1)
     trainee = recipe.build(options, frozen)
     for weight in trainee.parameters():
         weight += 0.2 * torch.randn_like(weight)
     path = write_checkpoint(trainee.checkpoint(), tmp_path, tmp_path, dtype=torch.float32)
-    drafter = StatelessDrafter(model.model, info, recipe.speculative_config(options, path))
+    drafter = StatelessDrafter(model.model, model.info, recipe.speculative_config(options, path))
     for length in (2, 9):
         text = torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist()
         step = DenseStep(
             history=text, prompt_len=length, params=SamplingParams(temperature=0), budget=8, room=8
         )
         ids = list(drafter.drafts(step)[0])
-        before = [7, 8, 9, 10, 11]  # another document in the same row
-        taps = [Tap(boundary) for boundary in recipe.taps(options, info)]
-        states = [dense_forward(model.model, document, taps)[1] for document in (before, text)]
-        whole = [*before, *text]
-        batch = Batch(
-            ids=torch.tensor([whole]),
-            answer=torch.ones(1, len(whole), dtype=torch.bool),
-            documents=torch.tensor([[0] * len(before) + [1] * length]),
-            positions=torch.tensor([[*range(len(before)), *range(length)]]),
-            features={
-                tap.boundary: torch.cat([found[place] for found in states])[None]
-                for place, tap in enumerate(taps)
-            },
-        )
+        # Behind another document in the same row.
+        batch = packed(model.model, recipe.taps(options, model.info), [7, 8, 9, 10, 11], text)
         assert trainee.drafts(batch, 8)[0, -1].tolist() == ids and len(ids) == num_draft_tokens

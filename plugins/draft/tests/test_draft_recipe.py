@@ -6,8 +6,8 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from specdecode.contract import FINAL, ConfigError
-from specdecode.models import describe_target, load_model, load_weights, resolve_model
+from specdecode.contract import ConfigError
+from specdecode.models import describe_target, load_model, resolve_model
 from specdecode.testing.reference import dense_forward
 from specdecode.testing.tiny import tiny_checkpoint
 
@@ -15,7 +15,7 @@ pytest.importorskip("specdec_train")
 
 from specdec_draft.recipe import DraftModelRecipe, DraftTrainingOptions
 from specdec_train.publishing import write_checkpoint
-from specdec_train.recipe import Batch, TrainingTarget
+from specdec_train.testing import frozen_target, packed
 
 RECIPE = DraftModelRecipe()
 TEXTS = [np.random.default_rng(seed).integers(3, 300, length).tolist() for seed, length in ((1, 9), (2, 14))]
@@ -39,20 +39,8 @@ def targets(tmp_path_factory):
         torch.set_num_threads(1)
         path = tiny_checkpoint(tmp_path_factory.mktemp(family), family, output_scale=0.5)
         files, cpu = resolve_model(path), torch.device("cpu")
-        weights = dict(load_weights(path))
-        embed = weights["model.embed_tokens.weight"]
         info = describe_target(files, dtype=torch.float32, device=cpu, max_model_len=128)
-        frozen = TrainingTarget(
-            info=info,
-            device=cpu,
-            dtype=torch.float32,
-            embed=embed,
-            lm_head=weights.get("lm_head.weight", embed),
-            norm=weights["model.norm.weight"],
-            rms_norm_eps=info.config["rms_norm_eps"],
-            counts=torch.arange(info.vocab_size),
-            load_weights=lambda: load_weights(path),
-        )
+        frozen = frozen_target(path, info, torch.arange(info.vocab_size))
         made[family] = (path, load(path), frozen)
         return made[family]
 
@@ -63,19 +51,10 @@ def load(path):
     return load_model(resolve_model(path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=128)
 
 
-@torch.no_grad()
 def batch_of(model, documents):
     """One row, the documents behind each other; the first two tokens of each are a prompt."""
-    finals = [dense_forward(model, list(document), [FINAL])[1][0] for document in documents]
-    lengths = torch.tensor([len(document) for document in documents])
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None]
-    return Batch(
-        ids=torch.tensor([[token for document in documents for token in document]]),
-        answer=positions >= 2,
-        documents=torch.arange(len(documents)).repeat_interleave(lengths)[None],
-        positions=positions,
-        features={"final": torch.cat(finals)[None]},
-    )
+    batch = packed(model, ["final"], *documents)
+    return attrs.evolve(batch, answer=batch.positions >= 2)
 
 
 def built(kind, targets):

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 from specdecode import SamplingParams
-from specdecode.contract import FINAL, ConfigError, Tap
-from specdecode.models import load_weights
-from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
+from specdecode.contract import ConfigError
+from specdecode.testing.reference import DenseStep, StatelessDrafter
 
 pytest.importorskip("specdec_train")
 
 from specdec_eagle.recipe import Eagle3Recipe, Eagle3TrainingOptions, EagleRecipe, EagleTrainingOptions
 from specdec_train.publishing import write_checkpoint
-from specdec_train.recipe import Batch, TrainingTarget
+from specdec_train.testing import frozen_target, packed
 
 TEXT = np.random.default_rng(5).integers(3, 300, 12).tolist()
 DRAFTS = 4
@@ -38,18 +37,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.fixture(scope="session")
 def frozen(target, info):
-    weights = dict(load_weights(target))
-    return TrainingTarget(
-        info=info,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        embed=weights["model.embed_tokens.weight"],
-        lm_head=weights["lm_head.weight"],
-        norm=weights["model.norm.weight"],
-        rms_norm_eps=info.config["rms_norm_eps"],
-        counts=torch.from_numpy(np.random.default_rng(0).integers(0, 50, info.vocab_size)),
-        load_weights=lambda: load_weights(target),
-    )
+    return frozen_target(target, info)
 
 
 def built(kind, frozen):
@@ -61,20 +49,6 @@ def built(kind, frozen):
         for weight in trainee.parameters():
             weight += 0.05 * weight.std().nan_to_num(1.0).clamp(min=0.5) * torch.randn_like(weight)
     return recipe, options, trainee.eval()
-
-
-def batch_of(model, boundaries, *documents):
-    """One row, the documents behind each other."""
-    taps = [FINAL if boundary == "final" else Tap(boundary) for boundary in boundaries]
-    states = [dense_forward(model, list(document), taps)[1] for document in documents]
-    lengths = torch.tensor([len(document) for document in documents])
-    return Batch(
-        ids=torch.tensor([[token for document in documents for token in document]]),
-        answer=torch.ones(1, int(lengths.sum()), dtype=torch.bool),
-        documents=torch.arange(len(documents)).repeat_interleave(lengths)[None],
-        positions=torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
-        features={b: torch.cat([s[i] for s in states])[None] for i, b in enumerate(boundaries)},
-    )
 
 
 def of_the_plugin(path, model, info, method):
@@ -105,7 +79,7 @@ def test_the_published_head_gives_the_logits_of_training(kind, frozen, model, in
     wanted, ids = of_the_plugin(path, model, info, recipe.name)
     # The text goes on as the plugin drafted, and stands behind another document, whose end it must not see.
     boundaries = recipe.taps(options, info)
-    batch = batch_of(model, boundaries, [7, 8, 9, 10, 11], [*TEXT, *ids])
+    batch = packed(model, boundaries, [7, 8, 9, 10, 11], [*TEXT, *ids])
     place = 5 + len(TEXT) - 1
     kept = trainee.vocabulary if kind.startswith("eagle3") else None
     head = trainee.output() if kind.startswith("eagle3") else frozen.lm_head
@@ -121,7 +95,7 @@ def test_the_published_head_gives_the_logits_of_training(kind, frozen, model, in
 def test_the_loss_has_the_gradient_of_its_own_formula(kind, frozen, model, info):
     """Against a soft cross entropy written out, through autograd alone."""
     recipe, options, trainee = built(kind, frozen)
-    batch = batch_of(model, recipe.taps(options, info), [5, 6, 7, 8, 9, 10], TEXT)
+    batch = packed(model, recipe.taps(options, info), [5, 6, 7, 8, 9, 10], TEXT)
     batch = attrs.evolve(batch, answer=batch.positions >= 2)
     loss, terms = trainee.loss(batch)
     loss.backward()

@@ -8,16 +8,14 @@ import pytest
 import torch
 from specdec_medusa.choices import expected_tokens, search_tree
 from specdecode import SamplingParams
-from specdecode.contract import FINAL
-from specdecode.models import load_weights
 from specdecode.plugins import default_manager, prepare
-from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
+from specdecode.testing.reference import DenseStep, StatelessDrafter
 
 pytest.importorskip("specdec_train")
 
 from specdec_medusa.recipe import MedusaRecipe, MedusaTrainingOptions
 from specdec_train.publishing import write_checkpoint
-from specdec_train.recipe import Batch, TrainingTarget
+from specdec_train.testing import frozen_target, packed
 
 TEXT = np.random.default_rng(5).integers(3, 300, 12).tolist()
 OPTIONS = MedusaTrainingOptions(num_heads=3, num_layers=2)
@@ -25,18 +23,7 @@ OPTIONS = MedusaTrainingOptions(num_heads=3, num_layers=2)
 
 @pytest.fixture(scope="session")
 def frozen(target, info):
-    weights = dict(load_weights(target))
-    return TrainingTarget(
-        info=info,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        embed=weights["model.embed_tokens.weight"],
-        lm_head=weights["lm_head.weight"],
-        norm=weights["model.norm.weight"],
-        rms_norm_eps=info.config["rms_norm_eps"],
-        counts=torch.from_numpy(np.random.default_rng(0).integers(0, 50, info.vocab_size)),
-        load_weights=lambda: load_weights(target),
-    )
+    return frozen_target(target, info)
 
 
 def built(frozen, options=OPTIONS):
@@ -49,19 +36,6 @@ def built(frozen, options=OPTIONS):
     return trainee.eval()
 
 
-def batch_of(model, *documents):
-    """One row, the documents behind each other."""
-    states = torch.cat([dense_forward(model, list(document), [FINAL])[1][0] for document in documents])
-    lengths = torch.tensor([len(document) for document in documents])
-    return Batch(
-        ids=torch.tensor([[token for document in documents for token in document]]),
-        answer=torch.ones(1, int(lengths.sum()), dtype=torch.bool),
-        documents=torch.arange(len(documents)).repeat_interleave(lengths)[None],
-        positions=torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
-        features={"final": states[None]},
-    )
-
-
 @torch.no_grad()
 def test_the_published_heads_draft_what_training_drafts(frozen, model, info, tmp_path):
     trainee = built(frozen)
@@ -72,14 +46,14 @@ def test_the_published_heads_draft_what_training_drafts(frozen, model, info, tmp
         history=TEXT, prompt_len=len(TEXT), params=SamplingParams(temperature=0), budget=3, room=3
     )
     ids = list(drafter.drafts(step)[0])
-    batch = batch_of(model, [7, 8, 9, 10, 11], [*TEXT, *ids])
+    batch = packed(model, ["final"], [7, 8, 9, 10, 11], [*TEXT, *ids])
     assert trainee.drafts(batch, 5)[0, 5 + len(TEXT) - 1].tolist() == ids and len(ids) == 3
 
 
 @pytest.mark.parametrize("loss_vocab_size", [None, 60])
 def test_the_loss_has_the_gradient_of_its_own_formula(loss_vocab_size, frozen, model):
     trainee = built(frozen, attrs.evolve(OPTIONS, loss_vocab_size=loss_vocab_size))
-    batch = batch_of(model, [5, 6, 7, 8, 9, 10], TEXT)
+    batch = packed(model, ["final"], [5, 6, 7, 8, 9, 10], TEXT)
     batch = attrs.evolve(batch, answer=batch.positions >= 2)
     loss, _ = trainee.loss(batch)
     loss.backward()
@@ -111,7 +85,7 @@ def test_the_loss_has_the_gradient_of_its_own_formula(loss_vocab_size, frozen, m
 @torch.no_grad()
 def test_the_searched_tree_goes_by_what_was_right(frozen, model, info, tmp_path):
     trainee = built(frozen, attrs.evolve(OPTIONS, search_tree=6))
-    batch = batch_of(model, TEXT * 3)
+    batch = packed(model, ["final"], TEXT * 3)
     trainee.drafts(batch, 5)
     accuracies = trainee.accuracies()
     head = frozen.lm_head

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from specdecode import SamplingParams
-from specdecode.contract import FINAL
-from specdecode.models import load_weights
-from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
+from specdecode.testing.reference import DenseStep, StatelessDrafter
 
 pytest.importorskip("specdec_train")
 
 from specdec_mlp.recipe import MlpSpeculatorRecipe, MlpSpeculatorTrainingOptions
 from specdec_train.publishing import write_checkpoint
-from specdec_train.recipe import Batch, TrainingTarget
+from specdec_train.testing import frozen_target, packed
 
 TEXT = np.random.default_rng(5).integers(3, 300, 12).tolist()
 KINDS = {
@@ -30,18 +28,7 @@ every_kind = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 @pytest.fixture(scope="session")
 def frozen(target, info):
-    weights = dict(load_weights(target))
-    return TrainingTarget(
-        info=info,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        embed=weights["model.embed_tokens.weight"],
-        lm_head=weights["lm_head.weight"],
-        norm=weights["model.norm.weight"],
-        rms_norm_eps=info.config["rms_norm_eps"],
-        counts=torch.from_numpy(np.random.default_rng(0).integers(0, 50, info.vocab_size)),
-        load_weights=lambda: load_weights(target),
-    )
+    return frozen_target(target, info)
 
 
 def built(frozen, options):
@@ -54,19 +41,6 @@ def built(frozen, options):
     return trainee.eval()
 
 
-def batch_of(model, *documents):
-    """One row, the documents behind each other."""
-    states = torch.cat([dense_forward(model, list(document), [FINAL])[1][0] for document in documents])
-    lengths = torch.tensor([len(document) for document in documents])
-    return Batch(
-        ids=torch.tensor([[token for document in documents for token in document]]),
-        answer=torch.ones(1, int(lengths.sum()), dtype=torch.bool),
-        documents=torch.arange(len(documents)).repeat_interleave(lengths)[None],
-        positions=torch.cat([torch.arange(length) for length in lengths.tolist()])[None],
-        features={"final": states[None]},
-    )
-
-
 @every_kind
 @torch.no_grad()
 def test_the_published_speculator_drafts_what_training_drafts(options, frozen, model, info, tmp_path):
@@ -77,7 +51,7 @@ def test_the_published_speculator_drafts_what_training_drafts(options, frozen, m
         history=TEXT, prompt_len=len(TEXT), params=SamplingParams(temperature=0), budget=8, room=8
     )
     ids = list(drafter.drafts(step)[0])
-    batch = batch_of(model, [7, 8, 9, 10, 11], [*TEXT, *ids])
+    batch = packed(model, ["final"], [7, 8, 9, 10, 11], [*TEXT, *ids])
     assert len(ids) == options.n_predict
     assert trainee.drafts(batch, 5)[0, 5 + len(TEXT) - 1].tolist() == ids
 
@@ -85,7 +59,7 @@ def test_the_published_speculator_drafts_what_training_drafts(options, frozen, m
 @every_kind
 def test_the_loss_has_the_gradient_of_its_own_formula(options, frozen, model):
     trainee = built(frozen, options)
-    batch = batch_of(model, [5, 6, 7, 8, 9, 10], TEXT)
+    batch = packed(model, ["final"], [5, 6, 7, 8, 9, 10], TEXT)
     batch = attrs.evolve(batch, answer=batch.positions >= 2)
     loss, _ = trainee.loss(batch)
     loss.backward()
