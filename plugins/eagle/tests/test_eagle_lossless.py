@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from specdec_eagle.testing import write_head
 from specdecode import SamplingParams
-from specdecode.testing.invariants import check_core
-from specdecode.testing.lossless import Engine, requests
+from specdecode.testing.lossless import (
+    SCHEDULES,
+    Engine,
+    check_cold_and_warm,
+    check_own_context,
+    check_schedule,
+    check_spell,
+    check_told_laws,
+    requests,
+)
 
 TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)]"
 SHAPES = {
@@ -44,13 +52,7 @@ def config(heads, head, shape, **more):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("head", HEADS)
 def test_at_batch_8_and_1_cold_and_warm(target, heads, plain, head, shape, order):
-    engine, (prompts, params) = Engine(target, config(heads, head, shape), order), requests()
-    assert engine(prompts, params) == plain
-    assert engine(prompts, params) == plain  # what the prefix cache holds came with draft entries
-    for index in (0, 2, 7):
-        assert engine(prompts[index : index + 1], params[index : index + 1]) == plain[index : index + 1]
-    assert engine.accepted > 0
-    check_core(engine.llm.llm_engine.core)
+    check_cold_and_warm(Engine(target, config(heads, head, shape), order), plain)
 
 
 @in_both_orders
@@ -64,33 +66,16 @@ def test_at_batch_8_and_1_cold_and_warm(target, heads, plain, head, shape, order
         ("eagle3-reduced", "grown"),
     ],
 )
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 12, "max_num_seqs": 4},
-        {"num_gpu_blocks_override": 30},
-        {"enable_prefix_caching": False},
-    ],
-    ids=["chunked", "preempted", "uncached"],
-)
-def test_chunked_preempted_and_uncached(target, heads, plain, head, shape, options, order):
-    engine = Engine(target, config(heads, head, shape), order, **options)
-    assert engine(*requests()) == plain
-    assert engine.accepted > 0
-    if "num_gpu_blocks_override" in options:
-        assert engine.metric("vllm:num_preemptions") > 0
-    check_core(engine.llm.llm_engine.core)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_chunked_preempted_and_uncached(target, heads, plain, head, shape, schedule, order):
+    check_schedule(target, config(heads, head, shape), plain, schedule, order)
 
 
 @in_both_orders
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("head", ["eagle", "eagle3"])
 def test_after_a_spell_without_drafts(target, heads, plain, head, shape, order):
-    """With 3 requests and more nothing is drafted; what is left of them afterwards is."""
-    engine = Engine(target, config(heads, head, shape, disable_by_batch_size=3), order)
-    assert engine(*requests()) == plain
-    assert engine.metric("vllm:spec_decode_num_drafts") > 0
-    check_core(engine.llm.llm_engine.core)
+    check_spell(target, config(heads, head, shape), plain, order)
 
 
 @pytest.mark.parametrize(("head", "shape"), [("eagle", "chain"), ("eagle3", "fixed"), ("eagle3", "grown")])
@@ -121,17 +106,7 @@ def test_drafts_behind_a_spell_are_those_of_a_request_without_one(target, heads,
 def test_rules_that_weigh_laws_are_told_them(target, heads, plain, shape, rule):
     if (rule, shape) == ("block", "fixed"):
         pytest.skip("core refuses a tree under block")
-    engine = Engine(
-        target,
-        config(heads, "eagle3-reduced", shape, rejection_sample_method=rule),
-        max_num_batched_tokens=512,
-    )
-    prompts, params = requests()
-    outputs = engine(prompts, params)
-    greedy = [index for index, p in enumerate(params) if p.temperature == 0]
-    assert [outputs[i] for i in greedy] == [plain[i] for i in greedy]
-    assert engine(prompts, params) == outputs  # the same drafts, the same seeds
-    assert engine.metric("specdecode:drafts_dropped_by_fault") == 0
+    check_told_laws(target, config(heads, "eagle3-reduced", shape), plain, rule)
 
 
 def test_greedy_drafts_of_sampled_requests(target, heads, plain):
@@ -140,13 +115,7 @@ def test_greedy_drafts_of_sampled_requests(target, heads, plain):
 
 
 def test_h14_no_drafts_behind_the_heads_own_context(target, heads):
-    prompts, params = requests()
-    prompts, params = [prompts[0], prompts[7]], [SamplingParams(temperature=0, max_tokens=50)] * 2
-    wanted = Engine(target)(prompts, params)
-    engine = Engine(target, config(heads, "eagle", "chain", max_model_len=16))
-    assert engine(prompts, params) == wanted
-    # The prompt of 3 tokens is drafted for until it has 16; the one of 38 never is.
-    assert 0 < engine.metric("vllm:spec_decode_num_drafts") <= 12
+    check_own_context(target, config(heads, "eagle", "chain"))
 
 
 def test_a_chain_ends_where_confidence_falls(target, heads, plain):

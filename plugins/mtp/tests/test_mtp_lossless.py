@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 from specdec_mtp.testing import write_modules, write_target
-from specdecode import SamplingParams
 from specdecode.testing.invariants import check_core
-from specdecode.testing.lossless import Engine, requests
+from specdecode.testing.lossless import (
+    SCHEDULES,
+    Engine,
+    check_own_context,
+    check_schedule,
+    check_spell,
+    check_told_laws,
+    requests,
+)
 from specdecode.testing.tiny import tiny_checkpoint
 
 #: Name -> layout of the target, its modules.
@@ -59,44 +66,22 @@ def test_at_batch_8_and_1_cold_and_warm(targets, name, order):
 
 @in_both_orders
 @pytest.mark.parametrize("name", ["mimo", "mimo3", "glm"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 12, "max_num_seqs": 4},
-        {"num_gpu_blocks_override": 30},
-        {"enable_prefix_caching": False},
-    ],
-    ids=["chunked", "preempted", "uncached"],
-)
-def test_chunked_preempted_and_uncached(targets, name, options, order):
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_chunked_preempted_and_uncached(targets, name, schedule, order):
     target, plain = targets(name)
-    engine = Engine(target, config(), order, **options)
-    assert engine(*requests()) == plain
-    assert engine.accepted > 0
-    if "num_gpu_blocks_override" in options:
-        assert engine.metric("vllm:num_preemptions") > 0
-    check_core(engine.llm.llm_engine.core)
+    check_schedule(target, config(), plain, schedule, order)
 
 
 @pytest.mark.parametrize("name", ["mimo", "mimo3"])
 def test_after_a_spell_without_drafts(targets, name):
-    """With 3 requests and more nothing is drafted; what is left of them afterwards is."""
     target, plain = targets(name)
-    engine = Engine(target, config(disable_by_batch_size=3))
-    assert engine(*requests()) == plain
-    assert engine.metric("vllm:spec_decode_num_drafts") > 0
+    check_spell(target, config(), plain)
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_rules_that_weigh_laws_are_told_them(targets, rule):
     target, plain = targets("mimo3")
-    engine = Engine(target, config(rejection_sample_method=rule), max_num_batched_tokens=512)
-    prompts, params = requests()
-    outputs = engine(prompts, params)
-    greedy = [index for index, p in enumerate(params) if p.temperature == 0]
-    assert [outputs[i] for i in greedy] == [plain[i] for i in greedy]
-    assert engine(prompts, params) == outputs  # the same drafts, the same seeds
-    assert engine.metric("specdecode:drafts_dropped_by_fault") == 0
+    check_told_laws(target, config(), plain, rule)
 
 
 def test_greedy_drafts_of_sampled_requests(targets):
@@ -106,14 +91,7 @@ def test_greedy_drafts_of_sampled_requests(targets):
 
 
 def test_no_drafts_behind_the_context_that_is_set(targets):
-    target, _ = targets("mimo")
-    prompts, params = requests()
-    prompts, params = [prompts[0], prompts[7]], [SamplingParams(temperature=0, max_tokens=50)] * 2
-    wanted = Engine(target)(prompts, params)
-    engine = Engine(target, config(max_model_len=16))
-    assert engine(prompts, params) == wanted
-    # The prompt of 3 tokens is drafted for until it has 16; the one of 38 never is.
-    assert 0 < engine.metric("vllm:spec_decode_num_drafts") <= 12
+    check_own_context(targets("mimo")[0], config())
 
 
 @in_both_orders
