@@ -7,8 +7,8 @@ Weights and adapters are random, all seven modules of every layer adapted at one
 stop conditions off. A token's time is that of N tokens less that of one, so prompts do not count.
 
     kernels   what makes the additions of one decoder layer, captured, by tokens and adapters
-    checks    tokens: rows without an adapter against the engine without room, rows beside other neighbours
     engines   ms a token by batch: no room for adapters; one adapter; one for each row; none asked for
+    checks    tokens: rows without an adapter against the engine without room, rows beside other neighbours
 """
 
 from __future__ import annotations
@@ -222,20 +222,22 @@ def main() -> None:
         engines = Engines(model=str(options.shape), keywords=keywords)
         llm = engines.get("no room", max_num_seqs=most)
         plain_rows = engine_rows(llm, "no room for adapters", (), options)
+        title = f"{options.shape.name}, rank {options.rank}, {report['environment'].get('device_name', '')}"
+
+        def compare(rows: list[dict[str, Any]]) -> None:
+            for row in rows:
+                beside = next(other for other in plain_rows if other["batch"] == row["batch"])
+                row["overhead"] = row["ms_per_token"] / beside["ms_per_token"] - 1
+            store("engines", title, ENGINES, rows)
+
+        compare(plain_rows)
         plain = outputs_of(llm, [None] * MANY, options)
         engines.close()
         paths = write_adapters(Path(folder), config, options.rank, options.dtype, options.device)
-        requests = [LoRARequest(f"adapter-{i}", i + 1, str(path)) for i, path in enumerate(paths, 0)]
+        requests = [LoRARequest(f"adapter-{i}", i + 1, str(path)) for i, path in enumerate(paths)]
         room = {"enable_lora": True, "max_loras": MANY, "max_lora_rank": options.rank}
         engines = Engines(model=str(options.shape), keywords=keywords | room)
         llm = engines.get("room", max_num_seqs=most)
-        store(
-            "checks",
-            "Tokens that must be equal, and those that must not",
-            CHECKS,
-            checks(llm, plain, requests, options),
-        )
-        rows = list(plain_rows)
         for what, asked in (
             ("one adapter", requests[:1]),
             ("an adapter a row", requests),
@@ -244,12 +246,8 @@ def main() -> None:
             if left() < 10:
                 print(f"{what}: left out, {left():.0f} s of the budget are left", flush=True)
                 continue
-            rows += engine_rows(llm, what, asked, options)
-        for row in rows:
-            beside = next(other for other in plain_rows if other["batch"] == row["batch"])
-            row["overhead"] = row["ms_per_token"] / beside["ms_per_token"] - 1
-        title = f"{options.shape.name}, rank {options.rank}, {report['environment'].get('device_name', '')}"
-        store("engines", title, ENGINES, rows)
+            compare(engine_rows(llm, what, asked, options))
+        store("checks", "Tokens that must be equal, and not", CHECKS, checks(llm, plain, requests, options))
         engines.close()
     print(f"{time.perf_counter() - started:.0f} s")
 
