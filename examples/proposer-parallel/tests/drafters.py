@@ -40,3 +40,12 @@ def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config) -> P
     }
     tensors["mask"] = torch.randn(shape.hidden_size, generator=weights.generator)
     return write_checkpoint(path, {**shape.config(), **config}, tensors)
+
+
+def drafter(name, **keys):
+    """Keys of the method for the kit, with a drafter that is written for the kit's target."""
+
+    def config(toy):
+        return {"model": str(write_drafter(Path(toy.path).parent / name, shape_for(toy.info))), **keys}
+
+    return config

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from drafters import shape_for, write_drafter
+from drafters import drafter
 from specdecode.testing.conformance import parametrize_with_checks
-
-
-def drafter(name, **keys):
-    """Keys of the method, with a drafter that is written for the kit's target."""
-
-    def config(toy):
-        return {"model": str(write_drafter(Path(toy.path).parent / name, shape_for(toy.info))), **keys}
-
-    return config
 
 
 @parametrize_with_checks(
