@@ -71,6 +71,7 @@ def test_ids_are_stable():
         "lifecycle.any-order", "lifecycle.frees-everything", "lifecycle.close-twice", "lifecycle.metrics",
         "isolation.neighbours", "isolation.forgets-requests", "isolation.namespaces",
         "state.as-stateless", "state.after-failures", "lossless.greedy", "lossless.seeded",
+            "lossless.new-weights",
         "failure.costs-drafts-only", "failure.recovers", "failure.frees-unasked",
         "graphs.static-steps", "graphs.fixed-addresses", "graphs.copies-nothing", "graphs.never-waits",
         "graphs.replays",

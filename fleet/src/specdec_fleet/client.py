@@ -15,8 +15,10 @@ from specdecode.api.engine_thread import EngineDeadError
 from specdecode.api.facts import EngineFacts
 from specdecode.api.prompts import TokenizedPrompt
 from specdecode.api.streams import RequestStream
-from specdecode.contract import SpecdecodeError
+from specdecode.api.updating import UpdateMode, WeightUpdate
+from specdecode.contract import ConfigError, SpecdecodeError
 from specdecode.engine.metrics import Counter, Gauge, Metric
+from specdecode.models import WeightSource
 from specdecode.sampling import UnseededStream, resolve_seed
 
 from .continuing import Continuation
@@ -316,6 +318,17 @@ class FleetLLM:
     async def reset_prefix_cache(self) -> bool:
         """Of all replicas; False if requests run on one."""
         return all(await self._all("reset_prefix_cache"))
+
+    async def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
+        """Refused: a replica that is replaced would come up with the weights of the start.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "model: the weights of a fleet are not replaced while it runs, since a replica that is started "
+            "in the place of a lost one would have the old ones: start the fleet again with the new model"
+        )
 
     async def sleep(self, level: int = 0) -> None:
         """Pause all replicas that there are.

@@ -89,6 +89,8 @@ class Engine:
     method: str | None
     manager: PluginManager
     ranks: Ranks
+    files: models.ModelFiles
+    handle: LoadedTarget  #: the target, as the proposer knows it
 
 
 class NoLifecycle:
@@ -165,7 +167,8 @@ def _load(
         adapters = room_for_adapters(args, model, exact=target.exact)
     remedy = "use a smaller draft model, or speculate by a method without weights"
     with stage("loading the draft method", target.device, remedy=remedy) as drafter:
-        proposer = _load_proposer(prepared, args, model, target, group)
+        handle = _handle(prepared, model, target, group)
+        proposer = _load_proposer(prepared, args, handle)
 
     layers, drafts = _kv_layers(target, model.kv_heads, needs)
     widths = widths_of(prepared)
@@ -208,6 +211,8 @@ def _load(
         method=prepared.method if prepared else None,
         manager=manager,
         ranks=ranks,
+        files=target.files,
+        handle=handle,
     )
 
 
@@ -435,17 +440,20 @@ def _device(name: str) -> str:
     return name
 
 
-def _load_proposer(
-    prepared: Prepared | None, args: EngineArgs, model: Any, target: ResolvedTarget, group: Group
-) -> Proposer | None:
+def _handle(prepared: Prepared | None, model: Any, target: ResolvedTarget, group: Group) -> LoadedTarget:
+    """The target with those of its parts that the proposer asks for."""
+    parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
+    modules = {name: parts[name] for name in prepared.needs.modules} if prepared else {}
+    return LoadedTarget(target.info, target.device, target.dtype, modules, group=group)
+
+
+def _load_proposer(prepared: Prepared | None, args: EngineArgs, handle: LoadedTarget) -> Proposer | None:
     if prepared is None:
         return None
     proposer = prepared.build(args.max_num_seqs)
-    if group.size > 1 and prepared.needs.ranks is DraftRanks.LEADER:
-        proposer = LeaderProposer(proposer, prepared.needs, group)
-    parts = {EMBED: model.embed_tokens, LM_HEAD: model.compute_logits}
-    modules = {name: parts[name] for name in prepared.needs.modules}
-    proposer.load(LoadedTarget(target.info, target.device, target.dtype, modules, group=group))
+    if handle.group.size > 1 and prepared.needs.ranks is DraftRanks.LEADER:
+        proposer = LeaderProposer(proposer, prepared.needs, handle.group)
+    proposer.load(handle)
     return proposer
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ..contract import ConfigError
 from ..engine.metrics import Metric
 from ..lora.request import LoRARequest
+from ..models import WeightSource
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .engine import LLMEngine
@@ -21,6 +22,7 @@ from .outputs import RequestOutput
 from .params import SamplingParams
 from .prompts import TokenizedPrompt
 from .streams import RequestStream
+from .updating import UpdateMode, WeightUpdate, check_mode
 
 T = TypeVar("T")
 
@@ -185,6 +187,22 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return await self.call(LLMEngine.reset_prefix_cache)
+
+    async def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
+        """Replace the model's weights in place, as :meth:`LLMEngine.update_weights` does.
+
+        Requests that come meanwhile wait at the door and are served by the new weights. Under "wait" those
+        that were there finish by the old ones first, which an engine that sleeps will not do. Updates are
+        made one after the other.
+
+        Raises:
+            ConfigError: ``source`` does not fit the model, there is no such mode, or requests are to finish
+                and the engine sleeps; nothing was changed.
+            EngineDeadError: the engine has stopped, or reading failed in the middle.
+        """
+        check_mode(mode)
+        new = await asyncio.to_thread(self._engine.find_weights, source)
+        return await asyncio.wrap_future(self._thread.update(new, mode))
 
     async def sleep(self, level: int = 0) -> None:
         """Take no steps until :meth:`wake_up`: requests that run or come wait as they are.

@@ -17,6 +17,7 @@ from ..engine.output import RequestOutputState
 from ..engine.request import Request
 from ..lora.request import LoRARequest
 from ..lora.slots import Adapter
+from ..models import NewWeights, WeightSource
 from ..plugins import PluginManager
 from ..sampling.bad_words import BadWords
 from ..sampling.history import TokenHistory, needs_history
@@ -30,6 +31,7 @@ from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import TokenizedPrompt, check_prompt, tokenize, tokenizing, truncate
 from .shadow import Shadow
+from .updating import UpdateMode, WeightsLostError, WeightUpdate, WeightUpdater, check_mode
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class RequestGroup:
     sent: dict[int, tuple[int, int]] = attrs.field(factory=dict)  #: index -> tokens, characters given out
     logprobs: dict[int, list[TokenLogprobs]] = attrs.field(factory=dict)  #: index -> as they are given out
     prompt_logprobs: list[TokenLogprobs | None] | None = None  #: as they are given out; None: not yet
+    repeatable: bool = True  #: False: its tokens are of old weights and new ones
 
     @property
     def finished(self) -> bool:
@@ -89,6 +92,8 @@ class LLMEngine:
             self.tokenizer, self.target.vocab_size, self._eos_ids, args.structured_outputs_config
         )
         self._shadow = Shadow(args.shadow_rate, self.core, self.build_request) if args.shadow_rate else None
+        self._updater = WeightUpdater(self.core, engine.files, engine.handle)
+        self._lost: WeightsLostError | None = None
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
         self._serial = count()
@@ -221,6 +226,7 @@ class LLMEngine:
         adapter = self.adapter_of(lora_request)
         group = RequestGroup(request_id, prompt, params, lora_request)
         seed = resolve_seed(params.seed, self._unseeded)
+        self._check_weights()
         requests: list[Request] = []  # all are made before the first is queued: making one may raise
         for index in range(params.n):
             name = f"{request_id}/{index}#{next(self._serial)}"
@@ -344,6 +350,7 @@ class LLMEngine:
         self._handed_back += outputs
 
     def _step(self) -> list[RequestOutputState]:
+        self._check_weights()
         shadow = self._shadow
         if shadow is None:
             return self.core.step()
@@ -358,7 +365,7 @@ class LLMEngine:
             del self._groups[group.request_id]
             for state in group.states:
                 self._group_of.pop(state.request, None)
-                if self._shadow is not None:
+                if self._shadow is not None and group.repeatable:
                     self._shadow.offer(group.request_id, group.prompt, group.params, state)
         if finished or group.params.output_kind is not RequestOutputKind.FINAL_ONLY:
             yield self._output(group, finished)
@@ -426,6 +433,77 @@ class LLMEngine:
                 logger.warning("the tokenizer has no text for token %d", token, exc_info=True)
                 self._textless.add(token)
             return None
+
+    # -- new weights ----------------------------------------------------------------------------
+    def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
+        """Replace the model's weights in place; what is cached of the old ones is dropped.
+
+        Either all weights are replaced or, with an error, none. The draft method refreshes what it made of
+        the target's weights (:meth:`Proposer.on_target_updated`); what it remembers of past texts stays.
+
+        Args:
+            source: a checkpoint of the same shape: a directory, hub id or ``.gguf`` file; or all of its
+                tensors, as a mapping or an iterable of ``(name, tensor)``.
+            mode: "wait" finishes first what runs or waits, and :meth:`step` hands it out; "abort" ends it;
+                "keep" computes it again from its tokens, and goes on with the new weights.
+
+        Raises:
+            ConfigError: ``source`` does not fit the model, or there is no such mode; nothing was changed.
+            WeightsLostError: reading failed in the middle; the engine serves nobody any more.
+        """
+        check_mode(mode)
+        new = self.find_weights(source)
+        if mode == "wait":
+            while self._groups:
+                self.hand_back(self.step())
+        elif mode == "abort":
+            self.hand_back(self.abort_request(list(self._groups)))
+        return self.apply_weights(new)
+
+    def find_weights(self, source: WeightSource) -> NewWeights:
+        """The first half of :meth:`update_weights`: reads and checks, in any thread, while steps are taken.
+
+        Raises:
+            ConfigError: ``source`` does not fit the model.
+        """
+        self._check_weights()
+        new = self._updater.find(source)
+        if new.path is None and self._ranks.group.size > 1:
+            raise ConfigError(
+                f"weights given as tensors are refused under tensor_parallel_size={self._ranks.group.size}, "
+                "where each process reads its share: write them to a directory and give its path"
+            )
+        return new
+
+    def apply_weights(self, new: NewWeights) -> WeightUpdate:
+        """The second half: between two steps. Requests that are there are kept.
+
+        Raises:
+            WeightsLostError: reading failed in the middle; the engine serves nobody any more.
+        """
+        self._check_weights()
+        self._ranks.announce("take_weights", new.path)
+        return self._take(new)
+
+    def take_weights(self, path: str) -> None:
+        """What the other ranks do meanwhile: each finds its own share."""
+        self._take(self.find_weights(path))
+
+    def _take(self, new: NewWeights) -> WeightUpdate:
+        if self._shadow is not None:
+            self._shadow.forget()  # it would decode them by other weights
+        for group in self._groups.values():
+            group.repeatable = False
+        with self._ranks.together():
+            try:
+                return self._updater.apply(new)
+            except WeightsLostError as error:
+                self._lost = error
+                raise
+
+    def _check_weights(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     # -- the rest -------------------------------------------------------------------------------
     def get_default_sampling_params(self) -> SamplingParams:

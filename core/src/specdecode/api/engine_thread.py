@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 
 import attrs
 
-from ..contract import SpecdecodeError
+from ..contract import ConfigError, SpecdecodeError
 from ..distributed.errors import WorkerDied
 from ..lora.request import LoRARequest
+from ..models import NewWeights
 from .engine import LLMEngine
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .prompts import TokenizedPrompt
 from .streams import RequestStream
+from .updating import UpdateMode, WeightsLostError, WeightUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,15 @@ class Command:
     lost: Callable[[EngineDeadError], None] | None = None
 
 
+@attrs.frozen(eq=False)
+class Update:
+    """New weights that wait for the requests that were there before them."""
+
+    new: NewWeights
+    mode: UpdateMode
+    done: Future[WeightUpdate]
+
+
 class EngineThread:
     """Runs an engine; all methods may be called from any thread.
 
@@ -59,6 +70,8 @@ class EngineThread:
         self._inbox: deque[Command] = deque()
         self._news = threading.Condition()
         self._streams: dict[str, RequestStream] = {}  # of the thread alone
+        self._updates: deque[Update] = deque()
+        self._held: dict[RequestStream, Callable[[], None]] = {}  # requests that wait for an update
         self._paused = False
         self._closing = False
         self._failures = 0
@@ -92,12 +105,19 @@ class EngineThread:
             else:
                 self._streams[stream.request_id] = stream
 
-        self._post(Command(add, lambda error: self._fail([stream], error)))
+        def begin() -> None:
+            if self._updates:
+                self._held[stream] = add
+            else:
+                add()
+
+        self._post(Command(begin, lambda error: self._fail([stream], error)))
 
     def abort(self, stream: RequestStream) -> None:
         """End the request of ``stream``, which nobody reads any more; nothing if it has ended."""
 
         def end() -> None:
+            self._held.pop(stream, None)
             if self._streams.get(stream.request_id) is stream:
                 del self._streams[stream.request_id]
                 self._engine.abort_request(stream.request_id)
@@ -107,9 +127,14 @@ class EngineThread:
 
     def end(self, request_ids: Iterable[str]) -> None:
         """End requests; their streams get a last output with ``finish_reason="abort"``."""
-        names = list(request_ids)
+        names = set(request_ids)
+
+        def end() -> None:
+            self._let_in([stream for stream in self._held if stream.request_id in names])
+            self._abort(names)
+
         with contextlib.suppress(EngineDeadError):
-            self._post(Command(lambda: self._hand_out(self._engine.abort_request(names))))
+            self._post(Command(end))
 
     def call(self, function: Callable[[LLMEngine], T]) -> Future[T]:
         """Run ``function`` between two steps.
@@ -134,6 +159,30 @@ class EngineThread:
         self._post(Command(run, lost))
         return future
 
+    def update(self, new: NewWeights, mode: UpdateMode) -> Future[WeightUpdate]:
+        """Replace the weights, as :meth:`AsyncLLM.update_weights` tells.
+
+        Raises:
+            EngineDeadError: the engine has stopped; in the future, if it stops meanwhile.
+        """
+        update = Update(new, mode, Future())
+
+        def begin() -> None:
+            if mode == "abort":
+                self._abort(self._streams)
+            elif mode == "wait" and self._paused and self._streams:
+                update.done.set_exception(
+                    ConfigError(
+                        f"mode='wait' waits for {len(self._streams)} requests, and the engine sleeps: wake "
+                        "it up, or use mode='keep' or 'abort'"
+                    )
+                )
+                return
+            self._updates.append(update)
+
+        self._post(Command(begin, update.done.set_exception))
+        return update.done
+
     def pause(self, paused: bool) -> Future[None]:
         """Take no more steps, or go on; requests stay as they are."""
 
@@ -150,7 +199,7 @@ class EngineThread:
     @property
     def num_streams(self) -> int:
         """Requests that run or wait in the engine."""
-        return len(self._streams)
+        return len(self._streams) + len(self._held)
 
     @property
     def busy_seconds(self) -> float:
@@ -193,6 +242,8 @@ class EngineThread:
                 self._busy_since = time.monotonic()
                 while self._inbox:
                     self._inbox.popleft().run()
+                while self._may_update():
+                    self._update(self._updates.popleft())
                 if self._may_step():
                     self._step()
         except BaseException as reason:
@@ -204,12 +255,33 @@ class EngineThread:
         """Wait for something to do; False when it is to end."""
         self._busy_since = None
         with self._news:
-            while not (self._closing or self._inbox or self._may_step()):
+            while not (self._closing or self._inbox or self._may_update() or self._may_step()):
                 self._news.wait()
             return not self._closing
 
     def _may_step(self) -> bool:
         return not self._paused and self._engine.has_unfinished_requests()
+
+    def _may_update(self) -> bool:
+        return bool(self._updates) and (self._updates[0].mode != "wait" or not self._streams)
+
+    def _update(self, update: Update) -> None:
+        if update.done.set_running_or_notify_cancel():
+            try:
+                update.done.set_result(self._engine.apply_weights(update.new))
+            except Exception as error:
+                update.done.set_exception(error)
+                if isinstance(error, WeightsLostError | WorkerDied):
+                    raise
+        if not self._updates:
+            self._let_in(list(self._held))
+
+    def _let_in(self, streams: Sequence[RequestStream]) -> None:
+        for stream in streams:
+            self._held.pop(stream)()
+
+    def _abort(self, request_ids: Iterable[str]) -> None:
+        self._hand_out(self._engine.abort_request(list(request_ids)))
 
     def _step(self) -> None:
         try:
@@ -251,8 +323,11 @@ class EngineThread:
         for command in left:
             if command.lost is not None:
                 command.lost(error)
-        self._fail(self._streams.values(), error)
+        for update in self._updates:
+            update.done.set_exception(error)
+        self._fail([*self._streams.values(), *self._held], error)
         self._streams.clear()
+        self._held.clear()
         try:
             self._engine.shutdown()
         except Exception:

@@ -13,6 +13,7 @@ from ..contract import ConfigError, SpecdecodeError
 from ..engine.advice import Advisor, SpeculationFigures
 from ..engine.metrics import Metric
 from ..lora.request import LoRARequest
+from ..models import WeightSource
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
 from .chat import ChatOptions, chat_prompts
@@ -21,6 +22,7 @@ from .interrupts import Check, held_back_interrupts
 from .memory import MemoryPlan
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
+from .updating import UpdateMode, WeightUpdate
 
 
 class LLM:
@@ -257,6 +259,10 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while requests run."""
         return self.llm_engine.reset_prefix_cache()
+
+    def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
+        """Replace the model's weights in place; see :meth:`LLMEngine.update_weights`."""
+        return self.llm_engine.update_weights(source, mode=mode)
 
     # -- the end --------------------------------------------------------------------------------
     def shutdown(self) -> None:

@@ -21,7 +21,7 @@ from .needs import (
     Tap,
     Tokens,
 )
-from .proposer import Bucket, CostCurve, Proposer, Resources, TargetHandle
+from .proposer import Bucket, CostCurve, Proposer, Resources, TargetHandle, TargetUpdate
 from .spec import (
     API,
     BuildContext,
@@ -38,10 +38,10 @@ from .spec import (
 from .view import Commit, RequestInfo, StepSource, StepView
 
 __all__ = [
-    "API", "EMBED", "EXTRA_LAYERS", "FINAL", "LM_HEAD", "MAX_SPECULATIVE_TOKENS",
-    "Bucket", "BuildContext", "CheckpointInfo", "Commit", "ConfigError", "CostCurve", "DraftModelFields",
-    "Drafts", "KVSpec", "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs",
-    "Proposer", "ProposerSpec", "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError",
-    "StepSource", "StepView", "Tap", "TargetHandle", "TargetInfo", "TargetTokenizer", "TensorInfo",
-    "TokenizerEntries", "Tokens", "Undeclared", "Unsupported", "never", "option", "within",
+    "API", "EMBED", "EXTRA_LAYERS", "FINAL", "LM_HEAD", "MAX_SPECULATIVE_TOKENS", "Bucket", "BuildContext",
+    "CheckpointInfo", "Commit", "ConfigError", "CostCurve", "DraftModelFields", "Drafts", "KVSpec",
+    "LengthFields", "Match", "Memory", "Needs", "Place", "PlanContext", "Probs", "Proposer", "ProposerSpec",
+    "Ranks", "RequestInfo", "Resources", "Shape", "SpecdecodeError", "StepSource", "StepView", "Tap",
+    "TargetHandle", "TargetInfo", "TargetTokenizer", "TargetUpdate", "TensorInfo", "TokenizerEntries",
+    "Tokens", "Undeclared", "Unsupported", "never", "option", "within",
 ]  # fmt: skip

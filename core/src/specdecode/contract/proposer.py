@@ -26,6 +26,17 @@ class TargetHandle(Protocol):
     load_weights: Callable[..., Any]
 
 
+@attrs.frozen(kw_only=True)
+class TargetUpdate:
+    """The target's weights were replaced, in place: its modules compute with the new ones."""
+
+    target: TargetHandle  #: that of ``load``
+    path: str | None  #: directory of the new weights; None: they came as tensors
+    #: ``load_weights(names=None) -> iterator of (name, tensor)``: the target's new weights by a checkpoint's
+    #: names, on the CPU: all, or those of ``names``
+    load_weights: Callable[..., Any]
+
+
 class CostCurve(Protocol):
     """Seconds of a step of ``rows`` rows of ``tokens`` tokens each: the last committed one, then drafts."""
 
@@ -108,6 +119,15 @@ class Proposer(abc.ABC):
 
     def on_finish(self, request_id: str, reason: str) -> None:
         """The request ended: free all its state. Exactly once; no ``on_commit`` comes after it."""
+        return None
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        """The target has new weights: refresh what was made from the old ones, in place.
+
+        Called between two steps, when no request has KV. What calls the target's modules computes with the
+        new weights anyway; copies of its rows, or layers that its checkpoint holds, do not. Tensors keep
+        their addresses: a graph may have been captured over them. What it raises leaves drafts that fit less.
+        """
         return None
 
     @abc.abstractmethod

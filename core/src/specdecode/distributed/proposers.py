@@ -18,6 +18,7 @@ from ..contract import (
     SpecdecodeError,
     StepView,
     TargetHandle,
+    TargetUpdate,
     Unsupported,
 )
 from .group import Group
@@ -85,6 +86,9 @@ class LeaderProposer(Proposer):
 
     def on_finish(self, request_id: str, reason: str) -> None:
         self._led(lambda own: own.on_finish(request_id, reason))
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        self._led(lambda own: own.on_target_updated(update))
 
     def propose(self, step: StepView, out: Drafts) -> None:
         self._led(lambda own: own.propose(step, out))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..contract import Commit, Proposer, RequestInfo
+from ..contract import Commit, Proposer, RequestInfo, TargetUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,9 @@ class GuardedProposer:
 
     def on_finish(self, request_id: str, reason: str) -> bool:
         return self._call("on_finish", request_id, reason)
+
+    def on_target_updated(self, update: TargetUpdate) -> bool:
+        return self._call("on_target_updated", update)
 
     def propose(self, draft: Callable[[Proposer], None]) -> bool:
         """Run ``draft``, which feeds the proposer and takes what it gives; True if nothing was raised.

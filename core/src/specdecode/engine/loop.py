@@ -275,6 +275,13 @@ class EngineCore:
         request.stats.finished = time.perf_counter()
         self.metrics.finished(request.stats, len(state.token_ids))
 
+    def drop_kv(self) -> None:
+        """Take all that is cached: a request that runs is computed again, from its tokens."""
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
+        reset = self.scheduler.pool.reset_cache()
+        assert reset, "somebody holds blocks beside the requests that run"
+
     def read_metrics(self) -> list[Metric]:
         """What is counted, and what the proposer counts, as ``<method>.<its name>``."""
         own = self.drafting.proposer.metrics() if self.drafting else {}

@@ -120,6 +120,10 @@ class OverlappedEngineCore(EngineCore):
         self._count_faults()
         return super().read_metrics()
 
+    def drop_kv(self) -> None:
+        self._settle()
+        super().drop_kv()
+
     def close(self) -> None:
         self._in_flight.clear()
         super().close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..layers.linear import Linear
-from ..layers.packed import dense_form
+from ..layers.packed import Packable, dense_form
+from ..models import can_fuse
 
 
 def fill_rows(table: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -20,9 +21,22 @@ def fill_rows(table: torch.Tensor, tensor: torch.Tensor) -> None:
     table[rows:] = 0
 
 
+def take_weights(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Have ``module`` compute with the weights of ``other``, an equal one, and keep the addresses it has."""
+    module.load_state_dict(other.state_dict())
+    for own, new in zip(module.modules(), other.modules(), strict=True):
+        if isinstance(own, Packable) and isinstance(new, Packable):
+            own.take_packed(new)
+
+
 def pack_linears(module: torch.nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Give the linear layers of ``module`` the form in which a CPU is fastest; nothing elsewhere."""
-    if device.type == "cpu" and (form := dense_form(dtype, exact=False)) is not None:
+    """Give the linear layers of ``module`` the form in which a CPU is fastest; nothing elsewhere.
+
+    Nor where fused products are forced on a CPU, which take weights as they are stored.
+    """
+    if device.type != "cpu" or can_fuse(dtype, device):
+        return
+    if (form := dense_form(dtype, exact=False)) is not None:
         for part in module.modules():
             if isinstance(part, Linear):
                 part.pack(form)

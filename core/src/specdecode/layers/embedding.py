@@ -54,6 +54,10 @@ class VocabEmbedding(torch.nn.Module):
         start = min(self._start, self._vocab_size)
         return Share(0, start, min(len(self.weight), self._vocab_size - start), self._vocab_size)
 
+    def shape(self, kind: str, part: str | None = None) -> tuple[int, ...]:
+        """Of a checkpoint's table."""
+        return self._vocab_size, self.weight.shape[1]
+
     def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
         """Where that belongs."""
         share = self.share(kind)

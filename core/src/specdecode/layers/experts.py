@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from specdec_kernels.experts import Groups, PackedExperts, grouped_linear, pack_experts
 
-from .packed import Form, NativeWeight, PackedWeight
+from .packed import Form, NativeWeight, Packable, PackedWeight
 
 
-class ExpertsLinear(torch.nn.Module):
+class ExpertsLinear(Packable):
     """``x @ W[e]^T`` for rows of each expert ``e``, whose outputs are named parts, one behind the other.
 
     Args:
@@ -42,10 +42,6 @@ class ExpertsLinear(torch.nn.Module):
         return tuple(self._parts)
 
     @property
-    def packed(self) -> bool:
-        return self._packed is not None
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of all weights in memory."""
         if self._packed is None:
@@ -61,11 +57,15 @@ class ExpertsLinear(torch.nn.Module):
             return weight
         return weight[expert] if part is None else weight[expert, self._parts[part]]
 
-    def pack(self, form: Form) -> None:
-        """Replace the weights by a packed form of them; nothing can be loaded any more."""
+    def shape(self, expert: int | None = None, part: str | None = None) -> tuple[int, ...]:
+        """Of that tensor, packed or not."""
+        rows = self._parts[part] if part is not None else slice(0, self.out_features)
+        shape = (rows.stop - rows.start, self.in_features)
+        return shape if expert is not None else (self.num_experts, *shape)
+
+    def _make_packed(self, form: Form) -> PackedExperts | list[PackedWeight]:
         weight = self.weight.data
-        self._packed = pack_experts(weight) if form is NativeWeight else [form(own, None) for own in weight]
-        self.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+        return pack_experts(weight) if form is NativeWeight else [form(own, None) for own in weight]
 
     def forward(self, x: torch.Tensor, groups: Groups) -> torch.Tensor:
         """``[P, in] -> [P, out]``, rows in the order of ``groups``."""

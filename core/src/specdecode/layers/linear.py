@@ -19,7 +19,7 @@ from specdec_kernels.projection import Weight
 
 from ..distributed import SOLO, Group, Share, head_shares, rows_per_rank, share_of
 from .adapters import LayerAdapters
-from .packed import Form, PackedWeight
+from .packed import Form, Packable, PackedWeight
 
 if TYPE_CHECKING:
     from .embedding import VocabEmbedding
@@ -37,7 +37,7 @@ def without_weights() -> Iterator[None]:
         _WITHOUT_WEIGHTS.reset(token)
 
 
-class Linear(torch.nn.Module):
+class Linear(Packable):
     """``x @ W^T + b`` whose outputs are named parts, one behind the other.
 
     Args:
@@ -94,10 +94,6 @@ class Linear(torch.nn.Module):
             self.weight = torch.nn.Parameter(weight, requires_grad=False)
 
     @property
-    def packed(self) -> bool:
-        return self._packed is not None
-
-    @property
     def form_bias(self) -> torch.Tensor | None:
         """The bias, for the form that takes the weight's place."""
         return None if self.bias is None else self.bias.data
@@ -108,15 +104,8 @@ class Linear(torch.nn.Module):
         words: Weight | None = getattr(self._packed, "words", None)
         return self.weight if words is None else words
 
-    def pack(self, form: Form) -> None:
-        """Replace the weight by a packed form of it; nothing can be loaded any more."""
-        self.hold(form(self.weight.data, self.form_bias))
-
-    def hold(self, packed: PackedWeight) -> None:
-        """Replace the weight by another form of it."""
-        self._packed = packed
-        empty = self.weight.data.new_empty(0)
-        self.weight = torch.nn.Parameter(empty, requires_grad=False)
+    def _make_packed(self, form: Form) -> PackedWeight:
+        return form(self.weight.data, self.form_bias)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -130,6 +119,14 @@ class Linear(torch.nn.Module):
         """Outputs of a part."""
         where = self._parts[part]
         return where.stop - where.start
+
+    def shape(self, kind: str, part: str | None = None) -> tuple[int, ...]:
+        """Of the whole tensor of a checkpoint, of which :meth:`destination` takes this rank's share."""
+        size = self.out_features if part is None else self.part_size(part)
+        shape = [size] if kind == "bias" else [size, self.in_features]
+        if (share := self.share(kind, part)) is not None:
+            shape[share.dim] = share.whole
+        return tuple(shape)
 
     def destination(self, kind: str, part: str | None = None) -> torch.Tensor:
         """Where a checkpoint's tensor of one part, or of all, belongs: a contiguous view.

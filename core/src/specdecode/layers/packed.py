@@ -6,8 +6,9 @@ C++ kernels have *invariant* rows: the bits of a row do not depend on how many r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from specdec_kernels.linear import pack, pack_int8, packed_linear
@@ -26,6 +27,57 @@ class PackedWeight(Protocol):
 
 
 Form: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], PackedWeight]
+
+
+class Packable(torch.nn.Module):
+    """A layer whose weight may be replaced by a packed form of it."""
+
+    weight: torch.nn.Parameter
+    _packed: Any = None
+    _form: Form | None = None
+    _dense_shape: tuple[int, ...] = ()
+
+    @property
+    def packed(self) -> bool:
+        """Whether it computes by another form of its weight."""
+        return self._packed is not None
+
+    def pack(self, form: Form) -> None:
+        """Replace the weight by a packed form of it; nothing can be loaded but in :meth:`refilled`."""
+        self._form, self._dense_shape = form, tuple(self.weight.shape)
+        self.hold(self._make_packed(form))
+
+    def hold(self, packed: Any) -> None:
+        """Replace the weight by another form of it."""
+        self._packed = packed
+        self._set_weight(0)
+
+    @contextlib.contextmanager
+    def refilled(self) -> Iterator[None]:
+        """Within, all of the weight is to be loaded anew, whatever its form; behind, it has that form again.
+
+        A weight that is not packed stays where it is.
+        """
+        form = self._form
+        if form is None:
+            yield
+            return
+        self._set_weight(*self._dense_shape)
+        try:
+            yield
+            self.pack(form)
+        finally:
+            self._set_weight(0)
+
+    def take_packed(self, other: Packable) -> None:
+        """Compute with the packed weight of ``other``, an equal layer; nothing if that is not packed."""
+        self._packed, self._form, self._dense_shape = other._packed, other._form, other._dense_shape
+
+    def _make_packed(self, form: Form) -> Any:
+        raise NotImplementedError
+
+    def _set_weight(self, *shape: int) -> None:
+        self.weight = torch.nn.Parameter(self.weight.new_zeros(shape), requires_grad=False)
 
 
 def dense_form(dtype: torch.dtype, *, exact: bool) -> Form | None:

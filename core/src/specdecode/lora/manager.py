@@ -13,7 +13,7 @@ from ..contract import ConfigError
 from ..layers.adapters import Factors, PackedAdapters, StackedAdapters, TokenAdapters
 from ..layers.linear import Linear
 from ..models import Decoder
-from ..models.loader import checkpoint_modules
+from ..models.placing import checkpoint_modules
 from .checkpoint import AdapterFiles, Target, check_adapter, find_adapter, stamp_of
 from .request import LoRARequest
 from .slots import Adapter, AdapterLost, AdapterSlots

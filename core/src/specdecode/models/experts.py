@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -33,10 +34,19 @@ class Router(torch.nn.Module):
         shape = (num_experts, hidden_size)
         self.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         self._packed: PackedWeight | None = None
+        self._form: Form | None = None
 
     def pack(self, form: Form) -> None:
         """Take a form of float32: scores are never quantized."""
+        self._form = form
         self._packed = form(self.weight.data.float(), None)
+
+    @contextlib.contextmanager
+    def refilled(self) -> Iterator[None]:
+        """Within, the weight is to be loaded anew; behind, what was packed is packed again."""
+        yield
+        if self._form is not None:
+            self.pack(self._form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
@@ -107,12 +117,12 @@ def check_experts(config: DecoderConfig, dtype: torch.dtype, device: torch.devic
         )
 
 
-def expert_tensors(path: str, module: ExpertsLinear) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of all experts of the module at ``path``, by name, and where they belong."""
+def expert_tensors(path: str, module: ExpertsLinear) -> Iterator[tuple[str, tuple[int, str]]]:
+    """The tensors of all experts of the module at ``path``: name, expert and part."""
     block = path.rpartition(".")[0]
     for expert in range(module.num_experts):
         for part in module.parts:
-            yield f"{block}.experts.{expert}.{part}.weight", module.destination(expert, part)
+            yield f"{block}.experts.{expert}.{part}.weight", (expert, part)
 
 
 def plain_name(name: str) -> str:

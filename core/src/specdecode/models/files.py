@@ -74,9 +74,13 @@ def resolve_model(
 
 
 def _locate(model: str, revision: str | None) -> Path:
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, too long a name
+        raise ConfigError(f"model {model!r} is no path that can be looked up ({error})") from error
     if path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
         raise ConfigError(
             f"model {model!r} does not exist; give a directory with config.json or a .gguf file"

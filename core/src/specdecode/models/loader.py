@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
-from collections.abc import Collection, Iterator
 
 import torch
 
 from specdecode.contract import ConfigError
-from specdecode.distributed import SOLO, Group, Share
+from specdecode.distributed import SOLO, Group
 from specdecode.layers import RMSNorm, RotatingBackend, VocabEmbedding
-from specdecode.layers.experts import ExpertsLinear
 from specdecode.layers.linear import Linear, without_weights
 
-from .decoder import Decoder, DecoderLayer
-from .experts import Router, check_experts, expert_tensors, plain_name, published_name
+from .decoder import Decoder
+from .experts import check_experts
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
+from .placing import checkpoint_modules, few, harmless, match, places_in, whole
 from .quantized import QuantizedLoader, Scheme, randomize_quantized, read_scheme
 from .sharing import check_shareable
-from .transfer import Copy, read_weights
+from .transfer import read_weights
 from .transformers_backend import TransformersDecoder
 from .transformers_support import check_architecture, is_native, load
 from .weights import stored_tensors
@@ -32,14 +30,6 @@ logger = logging.getLogger(__name__)
 #: Standard deviation and seed of dummy weights.
 _DUMMY_STD = 0.02
 _DUMMY_SEED = 0
-
-#: Layers and heads that predict several tokens.
-_EXTRA = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_heads?)\.")
-
-#: Fused module of a layer -> the checkpoint's modules that make it up, with their parts.
-_SPLIT: dict[str, list[tuple[str, str]]] = {}
-for _source, (_fused, _part) in DecoderLayer.FUSED.items():
-    _SPLIT.setdefault(_fused, []).append((_source, _part))
 
 
 def load_model(
@@ -178,102 +168,16 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None 
     if scheme is not None:
         by_name = {stored.name.removeprefix("model."): stored for stored in tensors}
         quantized = QuantizedLoader(decoder, scheme, checkpoint_modules, by_name)
-    expected, stacked = dict(_expected(decoder)), dict(_stacked(decoder))
+    places = dict(places_in(decoder))
     if quantized is not None:
-        expected = {name: own for name, own in expected.items() if not quantized.holds(name)}
-        expected |= quantized.destinations()
-    missing, published = dict.fromkeys(expected), False
-    unused: list[str] = []
-    copies: list[Copy] = []
-    for stored in tensors:
-        key = plain_name(stored.name.removeprefix("model."))
-        filled = stacked[key][1] if key in stacked else [key]
-        found = stacked[key][0] if key in stacked else expected.get(key)
-        if found is None:
-            unused.append(stored.name)
-            continue
-        destination, share = found
-        shape = _whole_shape(destination, share)
-        if stored.shape != shape:
-            raise ConfigError(
-                f"tensor {stored.name} of the checkpoint {files.path} does not fit its config.json: "
-                f"expected shape {list(shape)}, got {list(stored.shape)}; "
-                "see whether both are of one model"
-            )
-        if share is None or share.is_whole:
-            copies.append((stored, destination))
-        elif share.size:
-            copies.append((stored.part(share), destination))
-        for name in filled:
-            missing.pop(name, None)
-        published |= plain_name(stored.name) != stored.name
-    if missing:
-        names = [published_name(name) for name in missing] if published else missing
-        raise ConfigError(
-            f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "
-            f"({_few(names)}); fetch it again, or see whether config.json is its own"
-        )
-    read_weights(copies)
+        places = {name: place for name, place in places.items() if not quantized.holds(name)}
+        places |= {name: whole(tensor) for name, tensor in quantized.destinations()}
+    placed, unused = match(places, tensors, f"checkpoint {files.path}", files.architecture)
+    read_weights([(place.share_of(stored), place.destination()) for stored, place in placed if place.takes])
     if quantized is not None:
         quantized.finish(files.path)
         unused = [name for name in unused if not Scheme.UNUSED.search(name)]
-    if unused := [name for name in unused if not _harmless(name, decoder)]:
+    if unused := [name for name in unused if not harmless(name, decoder)]:
         logger.warning(
-            "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), _few(unused)
+            "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), few(unused)
         )
-
-
-def _whole_shape(destination: torch.Tensor, share: Share | None) -> tuple[int, ...]:
-    shape = list(destination.shape)
-    if share is not None:
-        shape[share.dim] = share.whole
-    return tuple(shape)
-
-
-def _expected(decoder: Decoder) -> Iterator[tuple[str, tuple[torch.Tensor, Share | None]]]:
-    """Every tensor a checkpoint must hold, named without the prefix ``model.``: where what of it belongs."""
-    for path, module in decoder.named_modules():
-        if isinstance(module, ExpertsLinear):
-            yield from ((name, (place, None)) for name, place in expert_tensors(path, module))
-        if not isinstance(module, (Linear, RMSNorm, Router, VocabEmbedding)):
-            continue
-        if path == "lm_head" and decoder.config.tie_word_embeddings:
-            continue
-        for source, part in checkpoint_modules(path):
-            for kind, parameter in module.named_parameters(recurse=False):
-                if isinstance(module, RMSNorm | Router):
-                    yield f"{source}.{kind}", (parameter.data, None)
-                elif isinstance(module, Linear) and kind == "weight" and not module.allocated:
-                    continue  # it is stored quantised
-                else:
-                    yield f"{source}.{kind}", (module.destination(kind, part), module.share(kind, part))
-
-
-def _stacked(decoder: Decoder) -> Iterator[tuple[str, tuple[tuple[torch.Tensor, None], list[str]]]]:
-    """Tensors of all experts of a layer, as of :func:`_expected`, and those that each is in the place of."""
-    for path, module in decoder.named_modules():
-        if isinstance(module, ExpertsLinear):
-            block, _, name = path.rpartition(".")
-            names = [own for own, _ in expert_tensors(path, module)]
-            yield f"{block}.experts.{name}", ((module.destination(), None), names)
-
-
-def checkpoint_modules(path: str) -> list[tuple[str, str | None]]:
-    """The checkpoint modules, each with its part, that the decoder's module at ``path`` is made of."""
-    for fused, sources in _SPLIT.items():
-        if path.endswith(f".{fused}"):
-            layer = path.removesuffix(fused)
-            return [(layer + source, part) for source, part in sources]
-    return [(path, None)]
-
-
-def _harmless(name: str, decoder: Decoder) -> bool:
-    if _EXTRA.match(name):  # beside the body; whoever drafts with them reads them
-        return True
-    tied = decoder.config.tie_word_embeddings and name == "lm_head.weight"
-    return tied or name.endswith("rotary_emb.inv_freq")
-
-
-def _few(names: Collection[str], limit: int = 4) -> str:
-    shown = ", ".join(list(names)[:limit])
-    return shown if len(names) <= limit else f"{shown}, ..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -200,7 +201,7 @@ def load(
             torch.manual_seed(_DUMMY_SEED)
             model = _from_config(copy.deepcopy(files.hf_config), dtype)
     else:
-        model = _from_checkpoint(files, dtype)
+        model = from_checkpoint(files, dtype)
     decoder = _decoder(files, model.to(device), dtype, device, max_model_len, backend)
     decoder.config = shape
     return decoder.requires_grad_(False)
@@ -232,31 +233,53 @@ def _from_config(config: Any, dtype: torch.dtype, **options: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION, **options)
 
 
-def _from_checkpoint(files: ModelFiles, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+def from_checkpoint(files: ModelFiles, dtype: torch.dtype, *, strict: bool = False) -> Any:
+    """The model of transformers with the weights of ``files``, on the host.
 
+    Args:
+        strict: refuse tensors that it has no place for.
+
+    Raises:
+        ConfigError: tensors are missing, too many or of another shape, or the files are damaged.
+    """
     weight_files(files.path)
+    whence = f"checkpoint {files.path}"
+    return _from_pretrained(files, dtype, whence, strict=strict, path=files.path, use_safetensors=True)
+
+
+def from_state(files: ModelFiles, dtype: torch.dtype, state: dict[str, torch.Tensor]) -> Any:
+    """The same with weights by the names of a checkpoint; none may be missing or too many."""
+    return _from_pretrained(files, dtype, "weights", strict=True, path=None, state_dict=state)
+
+
+def _from_pretrained(
+    files: ModelFiles, dtype: torch.dtype, whence: str, *, strict: bool, path: Path | None, **source: Any
+) -> Any:
+    import transformers
+
     register_attention()
+    remedy = "fetch it again, or see whether config.json is its own"
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            files.path,
+        loaded: Any = getattr(transformers, files.architecture).from_pretrained(
+            path,
             config=copy.deepcopy(files.hf_config),
             dtype=dtype,
             attn_implementation=ATTENTION,
-            use_safetensors=True,
             output_loading_info=True,
+            **source,
         )
     except Exception as error:  # transformers documents no set of errors for what the files may hold
         raise ConfigError(
-            f"the checkpoint {files.path} cannot be loaded as {files.architecture} ({error}); fetch it "
-            "again, or see whether config.json is its own"
+            f"the {whence} cannot be loaded as {files.architecture} ({error}); {remedy}"
         ) from error
     model, found = loaded
-    if missing := sorted(found["missing_keys"]):
-        raise ConfigError(
-            f"the checkpoint {files.path} lacks {len(missing)} tensors of {files.architecture} "
-            f"({', '.join(missing[:4])}); fetch it again, or see whether config.json is its own"
-        )
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "holds, beside its own,")):
+        names = sorted(found[kind]) if strict or kind == "missing_keys" else []
+        if names:
+            raise ConfigError(
+                f"the {whence} {what} {len(names)} tensors of {files.architecture} "
+                f"({', '.join(names[:4])}); {remedy}"
+            )
     return model
 
 

@@ -24,7 +24,7 @@ from .errors import ApiError, error_of, json_response
 from .guard import Guard
 from .job import Job
 from .metrics import CONTENT_TYPE, render
-from .protocol import ChatRequest, CompletionRequest
+from .protocol import ChatRequest, CompletionRequest, WeightsRequest
 from .protocol import Request as Body
 from .service import Service
 from .settings import ApiKey, ServerSettings
@@ -247,6 +247,11 @@ def _add_administration(app: FastAPI, service: Service, key: ApiKey) -> None:
         if not await service.llm.reset_prefix_cache():
             raise ApiError(409, "requests run: the prefix cache is reset when there are none")
         return json_response({"reset": True})
+
+    @app.post("/update_weights", dependencies=checked, responses=_REFUSALS, tags=["administration"])
+    async def update_weights(body: WeightsRequest) -> Response:
+        """Replace the model's weights by those of another checkpoint of its shape, in place."""
+        return json_response(attrs.asdict(await service.llm.update_weights(body.model, mode=body.mode)))
 
     @app.post("/sleep", dependencies=checked, responses=_REFUSALS, tags=["administration"])
     async def sleep(level: int = 0) -> Response:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, WithJsonSchema
 
+from ..api.updating import UpdateMode
+
 #: A 64-bit number: no meaning here, and no room elsewhere, for larger ones.
 Int = Annotated[StrictInt, Field(ge=-(2**63), le=2**63 - 1)]
 #: What ``SamplingParams`` checks further.
@@ -64,6 +66,13 @@ class StreamOptions(Body):
     continuous_usage_stats: StrictBool = False
     #: accepted for OpenAI's clients; there is no obfuscation here
     include_obfuscation: StrictBool | None = None
+
+
+class WeightsRequest(Body):
+    """Of ``POST /update_weights``."""
+
+    model: str = Field(min_length=1, max_length=4096)
+    mode: UpdateMode = "wait"
 
 
 class JsonSchema(BaseModel):

@@ -19,6 +19,7 @@ from specdecode.contract import (
     Resources,
     StepView,
     TargetHandle,
+    TargetUpdate,
 )
 
 from .buffers import Rows, emptied
@@ -167,6 +168,9 @@ class Combination(Proposer):
     def on_finish(self, request_id: str, reason: str) -> None:
         self._team.tally.forget(request_id)
         self._team.tell(lambda proposer: proposer.on_finish(request_id, reason))
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        self._team.tell(lambda proposer: proposer.on_target_updated(update))
 
     def metrics(self) -> Mapping[str, float]:
         """Of each child ``<index>.<method>.``: what it counts itself, and what became of its drafts."""

@@ -38,6 +38,7 @@ class EagleHead(torch.nn.Module):
 
     Attributes:
         draft_ids: ``[Vd]`` int64, the target's id of each of the head's; None: column ``j`` is token ``j``.
+        borrows_rows: whether ``lm_head`` is a copy of the target's rows of ``draft_ids``.
 
     Args:
         target_embed, target_lm_head: the target's, where the head has none of its own.
@@ -102,6 +103,7 @@ class EagleHead(torch.nn.Module):
         self.lm_head: ColumnParallelLinear | None = None
         if spec.lm_head_rows is not None:
             self.lm_head = ColumnParallelLinear(hidden, spec.lm_head_rows, dtype=dtype, device=device)
+        self.borrows_rows = False
         ids = None if spec.draft_ids is None else torch.from_numpy(spec.draft_ids).to(device)
         self.register_buffer("draft_ids", ids, persistent=False)
 

@@ -42,7 +42,11 @@ def load_head(spec: HeadSpec, target: TargetHandle) -> EagleHead:
         randomize(head)
         return head.eval()
     if head.lm_head is None and head.draft_ids is not None:
-        head.lm_head = _rows_of_target(head, target)
+        head.lm_head = ColumnParallelLinear(
+            spec.hidden_size, len(head.draft_ids), dtype=target.dtype, device=target.device
+        )
+        head.borrows_rows = True
+        _borrow_rows(head)
     stored = {name: canonical for canonical, name in spec.names.items()}
     missing = set(spec.names) - _MAPS
     for name, tensor in target.load_weights(spec.path):
@@ -76,19 +80,26 @@ def _fill(head: EagleHead, canonical: str, tensor: torch.Tensor) -> None:
     module_.load(kind, tensor, part)
 
 
-def _rows_of_target(head: EagleHead, target: TargetHandle) -> ColumnParallelLinear:
-    """The target's output layer for the tokens that can be drafted alone.
+@torch.inference_mode()
+def refresh(head: EagleHead) -> None:
+    """Take from the target again what was copied from it, in place."""
+    if head.borrows_rows and head.lm_head is not None:
+        with head.lm_head.refilled():
+            _borrow_rows(head)
 
-    The rows are what it makes of unit vectors, so that they are those of any kind of layer, packed or not.
+
+def _borrow_rows(head: EagleHead) -> None:
+    """Fill the output layer with the target's rows of the tokens that can be drafted.
+
+    They are what the target's layer makes of unit vectors, so that they are those of any kind of layer,
+    packed or not.
     """
-    layer, ids, size = head.target_lm_head, head.draft_ids, head.spec.hidden_size
-    assert layer is not None and ids is not None
-    rows = ColumnParallelLinear(size, len(ids), dtype=target.dtype, device=target.device)
-    units = torch.eye(size, dtype=target.dtype, device=target.device)
-    for start in range(0, size, _UNITS):
+    layer, ids, rows = head.target_lm_head, head.draft_ids, head.lm_head
+    assert layer is not None and ids is not None and rows is not None
+    units = torch.eye(rows.in_features, dtype=rows.weight.dtype, device=rows.weight.device)
+    for start in range(0, rows.in_features, _UNITS):
         part = slice(start, start + _UNITS)
         rows.weight.data[:, part] = layer(units[part])[:, ids].T
-    return rows
 
 
 def _is_copy(own: Any, theirs: Any, vocab_size: int) -> bool:

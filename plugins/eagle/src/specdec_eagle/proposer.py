@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 import torch
-from specdecode.contract import Drafts, Proposer, Resources, StepView, TargetHandle
+from specdecode.contract import Drafts, Proposer, Resources, StepView, TargetHandle, TargetUpdate
 from specdecode.heads.drawing import draw
 from specdecode.heads.sizing import choose_nodes, expected_gains
 from specdecode.heads.stopping import all_drafted
 from specdecode.heads.trees import FixedTree, fill, grow
 
-from .loading import load_head
+from .loading import load_head, refresh
 from .planning import Plan
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,9 @@ class EagleProposer(Proposer):
             sizes.update(len(level.inner) for level in self._tree.levels)
         #: Nodes a row -> the row of each node.
         self._rows = {nodes: rows.repeat_interleave(nodes) for nodes in sizes}
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        refresh(self._head)
 
     def propose(self, step: StepView, out: Drafts) -> None:
         positions, taps, last = step.positions, step.taps, step.last

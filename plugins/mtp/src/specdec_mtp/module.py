@@ -5,14 +5,16 @@ Shapes: ``T`` tokens, ``H`` hidden size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from specdec_kernels.attention import AttentionMetadata
 from specdec_kernels.projection import Stream, join, normalize, product
-from specdecode.contract import EMBED, ConfigError, TargetHandle
+from specdecode.contract import EMBED, ConfigError, TargetHandle, TargetUpdate
 from specdecode.heads.layers import layer_config
-from specdecode.heads.loading import pack_linears
+from specdecode.heads.loading import pack_linears, take_weights
 from specdecode.layers import (
     ColumnParallelLinear,
     KVCache,
@@ -146,11 +148,34 @@ def load_modules(spec: MtpSpec, count: int, target: TargetHandle) -> torch.nn.Mo
     return torch.nn.ModuleList(_load(spec, names, target) for names in spec.names[:count]).eval()
 
 
+@torch.inference_mode()
+def reload_modules(modules: torch.nn.ModuleList, spec: MtpSpec, update: TargetUpdate) -> bool:
+    """Give ``modules`` the weights that came with the target's new ones, in place; False if none did.
+
+    Raises:
+        ConfigError: only some of them came.
+    """
+    names = spec.names[: len(modules)]
+    wanted = {stored for module in names for stored in module.values()}
+    if not any(True for _ in update.load_weights(wanted)):
+        return False
+    fresh = [_make(spec, own, update.target, update.load_weights) for own in names]
+    for module, new in zip(modules, fresh, strict=True):
+        take_weights(module, new)
+    return True
+
+
 def _load(spec: MtpSpec, names: Mapping[str, str], target: TargetHandle) -> MtpModule:
+    return _make(spec, names, target, functools.partial(target.load_weights, spec.path))
+
+
+def _make(
+    spec: MtpSpec, names: Mapping[str, str], target: TargetHandle, load_weights: Callable[..., Any]
+) -> MtpModule:
     stored = {name: canonical for canonical, name in names.items()}
-    weights = {stored[name]: tensor for name, tensor in target.load_weights(spec.path, stored)}
+    weights = {stored[name]: tensor for name, tensor in load_weights(stored)}
     if missing := sorted(set(names) - set(weights)):
-        raise ConfigError(f"the checkpoint {spec.path} lost {', '.join(missing)} while it was read")
+        raise ConfigError(f"the target's weights hold no {', '.join(missing)}, of the checkpoint {spec.path}")
     if spec.block is not None:
         block: torch.nn.Module = Block(spec, spec.block, weights, target)
     else:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from specdec_kernels.attention import AttentionMetadata
 from specdec_kernels.kv_write import write_kv
-from specdecode.contract import LM_HEAD, Drafts, Proposer, Resources, StepView, TargetHandle
+from specdecode.contract import LM_HEAD, Drafts, Proposer, Resources, StepView, TargetHandle, TargetUpdate
 from specdecode.heads.drawing import draw
 from specdecode.layers import KVCache
 
-from .module import load_modules
+from .module import load_modules, reload_modules
 from .planning import Plan
+
+logger = logging.getLogger(__name__)
 
 
 class MtpProposer(Proposer):
@@ -33,6 +37,10 @@ class MtpProposer(Proposer):
         count = self._plan.modules
         self._caches: list[KVCache] = [resources.kv[module][0] for module in range(count)]
         self._handed = [HandedStates(cache) for cache in (resources.kv[count] if count > 1 else ())]
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        if not reload_modules(self._modules, self._plan.spec, update):
+            logger.warning("the target's new weights hold no modules that predict tokens: the old ones go on")
 
     def propose(self, step: StepView, out: Drafts) -> None:
         _Drafting(self, step, out).run()

@@ -54,14 +54,14 @@ class QuantizedLoader:
             if parts:
                 self._layers[path] = parts
 
-    def destinations(self) -> Iterator[tuple[str, tuple[torch.Tensor, None]]]:
+    def destinations(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names of the tensors that are to be read whole, without ``model.``, and where they belong."""
         device = self._decoder.device
         for parts in self._layers.values():
             for part in parts:
                 for kind, tensor in part.tensors.items():
                     part.tensors[kind] = tensor = torch.empty_like(tensor, device=device)
-                    yield f"{part.name}.{kind}", (tensor, None)
+                    yield f"{part.name}.{kind}", tensor
 
     def holds(self, name: str) -> bool:
         """Whether a dense weight of that name is none that must be there."""

@@ -182,6 +182,11 @@ class Rig:
             self._everywhere(preempt)
         return name
 
+    def update_weights(self, weights: Mapping[str, Any]) -> None:
+        """Replace the target's weights; requests that run go on with the new ones."""
+        with quiet():
+            self.engine.update_weights(weights, mode="keep")
+
     def rotate(self, by: int) -> None:
         """Change the order of the rows."""
 

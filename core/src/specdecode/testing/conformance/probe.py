@@ -21,6 +21,7 @@ from ...contract import (
     Resources,
     StepView,
     TargetHandle,
+    TargetUpdate,
     Tokens,
 )
 from ..scripted.wrapping import WrappingProposer
@@ -134,6 +135,9 @@ class Probe(WrappingProposer):
 
     def on_finish(self, request_id: str, reason: str) -> None:
         self._tell("on_finish", request_id, reason)
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        self._tell("on_target_updated", update)
 
     @property
     def _poisons_tokens(self) -> bool:

@@ -45,6 +45,7 @@ class FaultyConfig(ScriptFields):
         "raises-in-on-commit",
         "raises-in-on-preempt",
         "raises-in-on-finish",
+        "raises-in-on-target-updated",
         "raises-in-metrics",
         "id-too-high",
         "id-huge",

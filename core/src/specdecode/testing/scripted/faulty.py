@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ...contract import Commit, Drafts, Proposer, RequestInfo, StepView
+from ...contract import Commit, Drafts, Proposer, RequestInfo, StepView, TargetUpdate
 from .config import FaultyConfig, FlakyConfig
 from .oracle import Script, history_of, write_row
 from .wrapping import WrappingProposer
@@ -39,6 +39,9 @@ class FaultyProposer(Proposer):
 
     def on_finish(self, request_id: str, reason: str) -> None:
         self._break_in("on-finish")
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        self._break_in("on-target-updated")
 
     def metrics(self) -> Mapping[str, float]:
         self._break_in("metrics")

@@ -17,6 +17,7 @@ from ...contract import (
     Resources,
     StepView,
     TargetHandle,
+    TargetUpdate,
 )
 
 #: What ``Proposer.warm`` is given to record with.
@@ -50,6 +51,9 @@ class WrappingProposer(Proposer):
 
     def on_finish(self, request_id: str, reason: str) -> None:
         self.inner.on_finish(request_id, reason)
+
+    def on_target_updated(self, update: TargetUpdate) -> None:
+        self.inner.on_target_updated(update)
 
     def propose(self, step: StepView, out: Drafts) -> None:
         """Ask the inner proposer, as a child sees the step, and hand on what it drafts."""

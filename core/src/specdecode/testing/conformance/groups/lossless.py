@@ -70,6 +70,27 @@ def law(subject: Subject) -> str | None:
     return None if offsets - {0} else "no draft was accepted, so nothing of its law was seen"
 
 
+@GROUP.check("new-weights", "The target has new weights: refresh what was made from the old ones, in place.")
+def new_weights(subject: Subject) -> str | None:
+    """The target's weights are replaced while requests run: what comes then is what the new ones say."""
+    asks = [ask.named(f"{ask.key}-after") for ask in subject.toy.asks if subject.fixed(ask.params)]
+    wanted = subject.toy.outputs_changed(asks)
+    with subject.rig() as rig:
+        for ask in subject.toy.asks[:4]:
+            rig.add(ask)
+        for _ in range(3):
+            rig.step()
+        rig.update_weights(subject.toy.changed_weights)
+        rig.drain()
+        outputs = rig.generate(asks)
+        if raised := [error for method, error in rig.log.raised if method == "on_target_updated"]:
+            raise Broken(f"on_target_updated raised {type(raised[0]).__name__}: {raised[0]}")
+    for ask in asks:
+        if outputs[ask.key] != wanted[ask.key]:
+            raise Broken(f"{ask.key}: {outputs[ask.key]}, of the new weights {wanted[ask.key]}")
+    return None
+
+
 def _compare(subject: Subject, *, sampled: bool) -> None:
     for scene in (subject.ordinary, subject.stress):
         asks = [ask for ask in scene.asks if (ask.params.temperature > 0) is sampled]
