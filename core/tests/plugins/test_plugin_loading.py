@@ -112,6 +112,34 @@ def test_another_contract_api(good, record_of):
     assert (record.status, record.detail) == (Status.INCOMPATIBLE, "contract api 3; this core accepts 1")
 
 
+def test_the_contract_before_is_accepted_with_a_warning_and_the_one_before_that_is_not(
+    good, record_of, monkeypatch
+):
+    """As a core of contract 3 would see plugins for 1, 2 and 3."""
+    from specdecode.plugins import loading
+    from specdecode.plugins.check import check_plugins
+
+    monkeypatch.setattr(loading, "API", 3)
+    monkeypatch.setattr(loading, "ACCEPTED_API", (2, 3))
+    for api in (1, 2, 3):
+        good.add_plugin(f"acme-of-{api}", methods=[f"of-{api}"], api=api)
+    manager = PluginManager(allow=[f"acme-of-{api}" for api in (1, 2, 3)])
+    with pytest.warns(DeprecationWarning) as caught:
+        records = {api: record_of(manager, f"acme-of-{api}") for api in (1, 2, 3)}
+    said = "written for contract api 2, which a core of api 4 will refuse: upgrade it to a release for api 3"
+    assert [str(w.message) for w in caught] == [f"plugin of-2 (acme-of-2 1.0) is {said}"]
+    assert (records[1].status, records[1].detail) == (
+        Status.INCOMPATIBLE,
+        "contract api 1; this core accepts 2, 3",
+    )
+    assert (records[2].status, records[2].detail) == (Status.OK, said)
+    assert (records[3].status, records[3].detail) == (Status.OK, "")
+    methods = {method.method: method.detail for method in manager.methods()}
+    assert methods == {"of-2": f"drafts of of-2; {said}", "of-3": "drafts of of-3"}
+    checked = {result.record.dist: result for result in check_plugins(manager)}
+    assert said in checked["acme-of-2"].detail and not checked["acme-of-2"].faulty
+
+
 def test_another_core_is_not_even_imported(good, record_of):
     add_module(good, "raise AssertionError('imported')", requires=["specdec-core>=7"])
     record = record_of(PluginManager(strict=False), "acme-bad")

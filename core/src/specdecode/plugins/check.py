@@ -78,7 +78,10 @@ def _check(record: PluginRecord, methods: Sequence[Provided], timeout_s: float) 
         detail = "; ".join(f"{result.module}: {result.detail}" for result in failed)
         return CheckResult(record=record, status=Status.BROKEN, detail=detail, imports=imports)
     return CheckResult(
-        record=record, status=Status.OK, detail=f"{len(imports)} modules import", imports=imports
+        record=record,
+        status=Status.OK,
+        detail="; ".join(filter(None, (f"{len(imports)} modules import", record.detail))),
+        imports=imports,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -99,7 +100,20 @@ def add_plugin(registry: pluggy.PluginManager, plugin: Any, candidate: Candidate
         Provided(spec=spec, dist=candidate.dist, version=candidate.version, family=candidate.name)
         for spec in specs
     )
-    return Family(candidate=candidate, methods=methods, plugin=plugin)
+    if detail := _ageing(specs):
+        warnings.warn(f"plugin {candidate.label} is {detail}", DeprecationWarning, stacklevel=2)
+    return Family(candidate=candidate, detail=detail, methods=methods, plugin=plugin)
+
+
+def _ageing(specs: Iterable[ProposerSpec]) -> str:
+    """What to say of a plugin that is accepted, and will not be by the next contract; empty: nothing."""
+    old = sorted({spec.api for spec in specs if spec.api < API})
+    if not old:
+        return ""
+    return (
+        f"written for contract api {', '.join(map(str, old))}, which a core of api {API + 1} will refuse: "
+        f"upgrade it to a release for api {API}"
+    )
 
 
 def _guarded(action: Callable[[], Any], target: str) -> Any:

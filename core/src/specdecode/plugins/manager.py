@@ -148,6 +148,8 @@ class PluginManager:
         for family in self._all():
             for provided in family.methods:
                 status, detail = self._standing(provided)
+                if family.detail:
+                    detail = f"{detail}; {family.detail}"
                 records.append(
                     MethodRecord(
                         method=provided.spec.name,
