@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from specdecode.contract import ConfigError
 
-from . import arguments, demo
+from . import arguments, bench_options, demo
 from .arguments import engine_options, speculation_of
 from .bench_serve import bench_serve
 from .progress import progress_bar
@@ -48,68 +48,29 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     model: arguments.Model,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompts of your own: one a line, or .jsonl with 'prompt' and perhaps 'task'. "
-            "Without it: the built-in tasks.",
-        ),
-    ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A dataset on disk instead: JSON lines, JSON or CSV, perhaps gzipped. Or 'repetitive': "
-            "built-in tasks done again and again, for methods that remember outputs.",
-        ),
-    ] = None,
-    dataset_format: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="jsonl, sharegpt, cnn_dailymail, humaneval or mt_bench."),
-    ] = "jsonl",
-    num_prompts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Only the first N prompts of the dataset.")
-    ] = 80,
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this task. May be repeated.")
-    ] = None,
-    batch_size: Annotated[
-        str,
-        typer.Option(
-            metavar="N[,N...]", help="How many requests run at a time; several: one after the other."
-        ),
-    ] = "1",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 128,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always write max-tokens tokens.")] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; else sampled with --seed.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that hold this mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of every sampled request.")] = 0,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt on each side.")] = 1,
-    chat: Annotated[
-        bool, typer.Option("--chat/--no-chat", help="Put prompts into the chat template, if there is one.")
-    ] = True,
+    prompts: bench_options.Prompts = None,
+    dataset: bench_options.Dataset = None,
+    dataset_format: bench_options.DatasetFormat = "jsonl",
+    num_prompts: bench_options.NumPrompts = 80,
+    task: bench_options.Task = None,
+    batch_size: bench_options.BatchSize = "1",
+    max_tokens: bench_options.MaxTokens = 128,
+    ignore_eos: bench_options.IgnoreEos = False,
+    temperature: bench_options.Temperature = 0.0,
+    top_p: bench_options.TopP = 1.0,
+    seed: bench_options.Seed = 0,
+    repeats: bench_options.Repeats = 1,
+    chat: bench_options.Chat = True,
     as_json: arguments.AsJson = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the JSON object to a file.")
-    ] = None,
-    profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Also tell where a decode step's time goes, and write a trace of it."),
-    ] = False,
-    trace_dir: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Where --profile writes traces, for Perfetto or chrome://tracing."),
-    ] = Path("specdec-traces"),
+    output: bench_options.Output = None,
+    profile: bench_options.Profile = False,
+    trace_dir: bench_options.TraceDir = Path("specdec-traces"),
     spec_config: arguments.SpecConfig = None,
     spec_method: arguments.SpecMethod = None,
     spec_model: arguments.SpecModel = None,
     spec_tokens: arguments.SpecTokens = None,
     spec_option: arguments.SpecOption = None,
-    adaptive: Annotated[
-        bool,
-        typer.Option("--adaptive", help="Let core choose each draft's length, --spec-tokens at most."),
-    ] = False,
+    adaptive: bench_options.Adaptive = False,
     dtype: arguments.Dtype = "auto",
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",

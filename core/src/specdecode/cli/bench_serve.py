@@ -7,121 +7,45 @@ import json
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from specdecode.contract import ConfigError
 
-from . import arguments
+from . import arguments, load_options
 from .progress import progress_bar
 
 if TYPE_CHECKING:
     from specdecode.bench.load import Run, Side, Target
-
-_LOAD = "Load"
-_REQUESTS = "Requests"
-_OBJECTIVES = "Objectives: what counts as goodput"
+    from specdecode.bench.load_report import Objectives
 
 
 def bench_serve(
-    url: Annotated[str, typer.Option(help="The server, as http://HOST:PORT, without /v1.")],
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="What the server calls it; its first one if left out.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", metavar="KEY", help="Of the server.")
-    ] = None,
-    rate: Annotated[
-        str,
-        typer.Option(
-            metavar="R[,R...]", help="Requests a second, or inf: all at once.", rich_help_panel=_LOAD
-        ),
-    ] = "1",
-    duration: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Send so long, instead of --num-requests.", rich_help_panel=_LOAD
-        ),
-    ] = None,
-    num_requests: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Requests at each rate.", rich_help_panel=_LOAD)
-    ] = 50,
-    compare: Annotated[
-        bool | None,
-        typer.Option(
-            "--compare/--no-compare",
-            help="Ask plain and speculative in turn; on, where a specdecode server speculates.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[,N...]",
-            help="Also with at most so many drafts a step, each a side of its own.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Prompts of your own, as for specdecode bench.", rich_help_panel=_REQUESTS
-        ),
-    ] = None,
-    dataset: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A dataset on disk instead.", rich_help_panel=_REQUESTS),
-    ] = None,
-    dataset_format: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="jsonl, sharegpt, cnn_dailymail, humaneval or mt_bench.",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = "jsonl",
-    num_prompts: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Only the first N of the dataset.", rich_help_panel=_REQUESTS),
-    ] = 200,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this task. May be repeated.", rich_help_panel=_REQUESTS),
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat/--no-chat", help="Ask for chat, or completions.", rich_help_panel=_REQUESTS),
-    ] = True,
-    max_tokens: Annotated[
-        int, typer.Option(help="Most tokens of an answer.", rich_help_panel=_REQUESTS)
-    ] = 128,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos", help="Always write max-tokens tokens.", rich_help_panel=_REQUESTS),
-    ] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_REQUESTS)] = 0.0,
-    seed: Annotated[
-        int, typer.Option(help="Of the arrivals, and of sampled requests.", rich_help_panel=_REQUESTS)
-    ] = 0,
-    slo_ttft: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest TTFT.", rich_help_panel=_OBJECTIVES)
-    ] = None,
-    slo_inter_token: Annotated[
-        float | None,
-        typer.Option(metavar="MS", help="Longest mean time between tokens.", rich_help_panel=_OBJECTIVES),
-    ] = None,
-    slo_end_to_end: Annotated[
-        float | None, typer.Option(metavar="MS", help="Longest time in all.", rich_help_panel=_OBJECTIVES)
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw a plot, as .png or .svg.")
-    ] = None,
+    url: load_options.Url,
+    model: load_options.Model = None,
+    api_key: load_options.ApiKey = None,
+    rate: load_options.Rate = "1",
+    duration: load_options.Duration = None,
+    num_requests: load_options.NumRequests = 50,
+    compare: load_options.Compare = None,
+    lengths: load_options.Lengths = None,
+    prompts: load_options.Prompts = None,
+    dataset: load_options.Dataset = None,
+    dataset_format: load_options.DatasetFormat = "jsonl",
+    num_prompts: load_options.NumPrompts = 200,
+    task: load_options.Task = None,
+    chat: load_options.Chat = True,
+    max_tokens: load_options.MaxTokens = 128,
+    ignore_eos: load_options.IgnoreEos = False,
+    temperature: load_options.Temperature = 0.0,
+    seed: load_options.Seed = 0,
+    slo_ttft: load_options.SloTtft = None,
+    slo_inter_token: load_options.SloInterToken = None,
+    slo_end_to_end: load_options.SloEndToEnd = None,
+    plot: load_options.Plot = None,
     as_json: arguments.AsJson = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the JSON object to a file.")
-    ] = None,
+    output: load_options.Output = None,
 ) -> None:
     """Send real prompts to a server at given rates: TTFT, inter-token and end-to-end times, goodput.
 
@@ -165,24 +89,8 @@ def bench_serve(
     runs = _run(target, sides, texts, rates, duration, num_requests)
     objectives = Objectives(ttft_ms=slo_ttft, inter_token_ms=slo_inter_token, end_to_end_ms=slo_end_to_end)
     rows = [row_of(run, objectives) for run in runs]
-    environment: dict[str, Any] = {
-        "url": target.url,
-        "model": target.model,
-        "method": method,
-        "prompts": str(dataset or prompts or "built-in"),
-        "num_prompts": len(texts),
-        "endpoint": target.path,
-        "max_tokens": max_tokens,
-        "ignore_eos": ignore_eos,
-        "temperature": temperature,
-        "seed": seed,
-        "objectives": {
-            "ttft_ms": slo_ttft,
-            "inter_token_ms": slo_inter_token,
-            "end_to_end_ms": slo_end_to_end,
-        },
-    }
-    result = json.dumps(report(environment, rows))
+    source = str(dataset or prompts or "built-in")
+    result = json.dumps(report(_environment(target, method, source, len(texts), objectives), rows))
     if output is not None:
         write(output, result)
     if plot is not None:
@@ -197,6 +105,29 @@ def bench_serve(
         typer.echo(f"failed: {message}", err=True)
     if any(row.failed for row in rows):
         raise typer.Exit(1)
+
+
+def _environment(
+    target: Target, method: str | None, prompts: str, num_prompts: int, objectives: Objectives
+) -> dict[str, Any]:
+    """What of the run is told beside its figures."""
+    return {
+        "url": target.url,
+        "model": target.model,
+        "method": method,
+        "prompts": prompts,
+        "num_prompts": num_prompts,
+        "endpoint": target.path,
+        "max_tokens": target.max_tokens,
+        "ignore_eos": target.ignore_eos,
+        "temperature": target.temperature,
+        "seed": target.seed,
+        "objectives": {
+            "ttft_ms": objectives.ttft_ms,
+            "inter_token_ms": objectives.inter_token_ms,
+            "end_to_end_ms": objectives.end_to_end_ms,
+        },
+    }
 
 
 def _rates(text: str) -> list[float]:

@@ -70,59 +70,101 @@ def write_head(
         ``path``.
     """
     model = json.loads((Path(target) / "config.json").read_text("utf-8"))
-    weights = dict(load_weights(target))
     hidden = hidden_size or model["hidden_size"]
     eagle3 = LAYOUTS[layout] == "eagle3"
-    norms = layout.endswith("norms")
     random = RandomWeights(seed)
-    normal = random.normal
+    joined = {"fc": fc, "bias": fc_bias, "input_norm": input_norm, "fc_norm": fc_norm}
+    held = _projections(random, hidden, model["hidden_size"], taps if eagle3 else 0, **joined)
+    held |= _body(random, layout, hidden, layers)
+    held |= _tables(
+        random,
+        dict(load_weights(target)),
+        hidden,
+        embed=embed,
+        lm_head=eagle3 if lm_head is None else lm_head,
+        draft_vocab=draft_vocab,
+        own_size=hidden_size is not None,
+        eagle3=eagle3,
+    )
+    held = {_stored(layout, name): tensor for name, tensor in held.items()}
+    fields = _config(layout, model, hidden, layers, draft_vocab, input_norm, fc_norm) | config
+    return write_checkpoint(path, fields, altered(held, tensors, drop))
 
-    def norm(size: int = hidden) -> torch.Tensor:
-        return random.norm(size)
 
+def _projections(
+    random: RandomWeights,
+    hidden: int,
+    target_hidden: int,
+    taps: int,
+    *,
+    fc: bool,
+    bias: bool,
+    input_norm: bool,
+    fc_norm: bool,
+) -> dict[str, torch.Tensor]:
+    """What joins the inputs; ``taps``: of EAGLE-3, 0: of EAGLE."""
     held: dict[str, torch.Tensor] = {}
-    if eagle3:
+    if taps:
         if fc:
-            held["fc.weight"] = normal(hidden, taps * model["hidden_size"])
-        held["norm.weight"] = norm()
+            held["fc.weight"] = random.normal(hidden, taps * target_hidden)
+        held["norm.weight"] = random.norm(hidden)
     else:
-        held["fc.weight"] = normal(hidden, 2 * hidden) + torch.eye(hidden, 2 * hidden)
-    if fc_bias:
-        held["fc.bias"] = normal(hidden)
+        held["fc.weight"] = random.normal(hidden, 2 * hidden) + torch.eye(hidden, 2 * hidden)
+    if bias:
+        held["fc.bias"] = random.normal(hidden)
     if input_norm:
-        held["input_norm.weight"] = norm(taps * model["hidden_size"])
+        held["input_norm.weight"] = random.norm(taps * target_hidden)
     if fc_norm:
-        held |= {f"fc_norm.{tap}.weight": norm(model["hidden_size"]) for tap in range(taps)}
+        held |= {f"fc_norm.{tap}.weight": random.norm(target_hidden) for tap in range(taps)}
+    return held
+
+
+def _body(random: RandomWeights, layout: str, hidden: int, layers: int) -> dict[str, torch.Tensor]:
+    """The layers and their norms."""
+    held: dict[str, torch.Tensor] = {}
+    eagle3, norms = LAYOUTS[layout] == "eagle3", layout.endswith("norms")
     for layer in range(layers):
-        held |= {
-            f"layers.{layer}.{name}": tensor
-            for name, tensor in _layer(hidden, wide=eagle3 and layer == 0, normal=normal).items()
-        }
-        held[f"layers.{layer}.post_attention_layernorm.weight"] = norm()
+        own = _layer(hidden, wide=eagle3 and layer == 0, normal=random.normal)
+        held |= {f"layers.{layer}.{name}": tensor for name, tensor in own.items()}
+        held[f"layers.{layer}.post_attention_layernorm.weight"] = random.norm(hidden)
         if eagle3 or norms or layer:
-            held[f"layers.{layer}.input_layernorm.weight"] = norm()
+            held[f"layers.{layer}.input_layernorm.weight"] = random.norm(hidden)
     if eagle3:
-        held["layers.0.hidden_norm.weight"] = norm()
+        held["layers.0.hidden_norm.weight"] = random.norm(hidden)
     if norms:
-        held |= {"embedding_layernorm.weight": norm(), "pre_lm_head_layernorm.weight": norm()}
+        held["embedding_layernorm.weight"] = random.norm(hidden)
+        held["pre_lm_head_layernorm.weight"] = random.norm(hidden)
+    return held
+
+
+def _tables(
+    random: RandomWeights,
+    weights: Mapping[str, torch.Tensor],
+    hidden: int,
+    *,
+    embed: bool,
+    lm_head: bool,
+    draft_vocab: int | None,
+    own_size: bool,
+    eagle3: bool,
+) -> dict[str, torch.Tensor]:
+    """What has a row for each token: copies of the target's ``weights`` where their size allows it."""
+    held: dict[str, torch.Tensor] = {}
     table = weights["model.embed_tokens.weight"]
     if embed:
-        other = hidden_size is not None or eagle3
-        held["embed_tokens.weight"] = normal(len(table), hidden) if other else table.clone()
-    if eagle3 if lm_head is None else lm_head:
+        held["embed_tokens.weight"] = (
+            random.normal(len(table), hidden) if own_size or eagle3 else table.clone()
+        )
+    if lm_head:
         rows = weights.get("lm_head.weight", table)
-        if hidden_size is not None:
-            rows = normal(len(rows), hidden, std=8 * STD)
-        held["lm_head.weight"] = rows.clone()
+        held["lm_head.weight"] = random.normal(len(rows), hidden, std=8 * STD) if own_size else rows.clone()
     if draft_vocab is not None:
         kept = torch.randperm(len(table), generator=random.generator)[:draft_vocab].sort().values
         held["d2t"] = kept - torch.arange(draft_vocab)
         held["t2d"] = torch.zeros(len(table), dtype=torch.bool).index_fill_(0, kept, True)
-        if "lm_head.weight" in held:
+        if lm_head:
             held["lm_head.weight"] = held["lm_head.weight"][kept].contiguous()
-    held = {_stored(layout, name): tensor for name, tensor in held.items()}
-    fields = _config(layout, model, hidden, layers, draft_vocab, input_norm, fc_norm) | config
-    return write_checkpoint(path, fields, altered(held, tensors, drop))
+    return held
 
 
 def _layer(hidden: int, *, wide: bool, normal: Any) -> dict[str, torch.Tensor]:
