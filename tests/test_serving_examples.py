@@ -7,6 +7,8 @@ import os
 import re
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +112,40 @@ def test_triton_parameters_become_a_speculative_config(monkeypatch):
     given = dict(re.findall(r'key: "(\w+)" value: \{ string_value: "([^"]*)"', config))
     assert model["speculation"](given) == {"model": "/models/draft", "num_speculative_tokens": 5}
     assert model["speculation"]({"draft_model": "", "num_speculative_tokens": "5"}) is None
+
+
+def test_triton_by_pytriton_streams_what_llm_generates(tmp_path):
+    """Where nvidia-pytriton is installed, and its Triton starts."""
+    client = pytest.importorskip("pytriton.client")
+    import numpy as np
+    from specdecode import LLM, SamplingParams
+    from specdecode.testing.tiny import tiny_checkpoint
+
+    path = tiny_checkpoint(tmp_path / "tiny", output_scale=0.3)
+    ports = [free_port() for _ in range(3)]
+    options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    options += ["--model", str(path), "--method", "ngram", "--num-speculative-tokens", "4", "--device", "cpu"]
+    command = [sys.executable, EXAMPLES / "triton/with_pytriton.py", *options, "--concurrency", "2"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    prompt = "one two one two one two "
+    try:
+        url = f"grpc://localhost:{ports[1]}"
+        with client.DecoupledModelClient(
+            url, "specdecode", init_timeout_s=60, inference_timeout_s=60
+        ) as asking:
+            given = {"PROMPT": np.array([prompt.encode()]), "MAX_TOKENS": np.array([40], np.int32)}
+            pieces = list(asking.infer_sample(**given))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0
+    with LLM(str(path), device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=40)
+        wanted = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
+    assert b"".join(piece["TEXT"].item() for piece in pieces).decode() == wanted
+    assert len(pieces) > 1 and pieces[-1]["ACCEPTED_TOKENS"].item() > 0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
