@@ -8,6 +8,7 @@
     times     random weights in the shapes of 8B and 70B models, in bfloat16: plain, with an EAGLE-3 head, and
               with a 1B draft on every rank or shared out, drafts accepted by rate. A floor is the bytes of a
               step, weights and KV of one rank, at the rate at which its card reads
+    death     a worker is killed in the middle of a call: seconds until the call ends with an error
 
 Each measurement is a process of its own, with a time limit, so that one that hangs costs its own figures
 alone. One whose steps cannot be captured is repeated without graphs, and says why. The JSON file is written
@@ -23,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +67,13 @@ TIMES = (
     Column("spread", "spread", ".1%"),
     Column("start_s", "start, s", ".0f"),
 )
+DEATH = (
+    Column("ranks", "ranks"),
+    Column("seconds", "seconds to the error", ".1f"),
+    Column("error", "error"),
+    Column("left", "processes left"),
+    Column("graphs", "graphs"),
+)
 EQUAL = (
     Column("ranks", "ranks"),
     Column("method", "method"),
@@ -86,8 +95,10 @@ def main() -> None:
     run = _Run(options)
     run.equality()
     run.times()
+    run.death()
     print(table("Tensor parallelism: outputs", EQUAL, run.found["equality"]))
-    print(table(f"Tensor parallelism: times, {run.card}", TIMES, run.found["times"]), flush=True)
+    print(table(f"Tensor parallelism: times, {run.card}", TIMES, run.found["times"]))
+    print(table("Tensor parallelism: a killed worker", DEATH, run.found["death"]), flush=True)
     if any(row.get("bugs") for row in run.found["equality"]):
         raise SystemExit("outputs differ by more than rounding")
 
@@ -107,7 +118,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", help="of the times; equality is in float32")
-    parser.add_argument("--sections", type=lambda text: text.split(","), default=["equality", "times"])
+    parser.add_argument(
+        "--sections", type=lambda text: text.split(","), default=["equality", "times", "death"]
+    )
     parser.add_argument(
         "--methods", type=lambda text: text.split(","), default=list(METHODS), help="of times"
     )
@@ -126,7 +139,9 @@ class _Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.started = time.perf_counter()
-        self.found: dict[str, list[dict[str, Any]]] = {"hardware": [], "equality": [], "times": []}
+        self.found: dict[str, list[dict[str, Any]]] = {
+            "hardware": [], "equality": [], "times": [], "death": [],
+        }  # fmt: skip
         self.shapes = options.folders or {
             name: [*(str(FOLDER / part) for part in parts[:3]), parts[3]] for name, parts in SHAPES.items()
         }
@@ -196,6 +211,15 @@ class _Run:
             for row in self._tried(wish, title).get("rows", ()):
                 self._keep("times", self._beside(row))
 
+    def death(self) -> None:
+        """What becomes of a call whose worker is killed."""
+        sizes = [size for size in self.sizes if size > 1]
+        if "death" not in self.options.sections or not sizes:
+            return
+        wish = {"what": "death", "size": sizes[0], "device": self.options.device}
+        for row in self._tried(wish, f"a worker of {sizes[0]} ranks is killed").get("rows", ()):
+            self._keep("death", row)
+
     def _beside(self, row: dict[str, Any]) -> dict[str, Any]:
         def other(**keys: Any) -> dict[str, Any] | None:
             wanted = {"shape": row["shape"], "batch": row["batch"], **keys}
@@ -211,7 +235,7 @@ class _Run:
 
     def _keep(self, section: str, row: dict[str, Any]) -> None:
         self.found[section].append(row)
-        columns = TIMES if section == "times" else EQUAL
+        columns = {"times": TIMES, "equality": EQUAL, "death": DEATH}[section]
         print("  " + ", ".join(f"{c.title} {c.cell(row)}" for c in columns if c.key in row), flush=True)
         if self.options.json:
             content = {"card": self.card, "torch": torch.__version__, "sections": self.found}
@@ -268,7 +292,8 @@ def _speculative(method: str, eagle3: str, draft: str, size: int) -> dict[str, A
 # -- in a process of its own ------------------------------------------------------------------------------
 def _one(wish: dict[str, Any]) -> None:
     out, rows = Path(wish["out"]), []
-    for row in {"hardware": _hardware, "equality": _equality, "times": _times}[wish["what"]](wish):
+    what = {"hardware": _hardware, "equality": _equality, "times": _times, "death": _death}[wish["what"]]
+    for row in what(wish):
         rows.append(row)
         out.with_suffix(".part").write_text(json.dumps({"rows": rows}))
         out.with_suffix(".part").replace(out)
@@ -375,6 +400,48 @@ def _equality(wish: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "told": "; ".join(str(part) for part in parted if part is not None)[:400] or None,
             }
             engine.llm.shutdown()
+
+
+def _death(wish: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    from specdecode import LLM, SamplingParams
+    from specdecode.testing.tiny import tiny_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = tiny_checkpoint(f"{folder}/target", max_position_embeddings=4096)
+        llm = LLM(
+            str(target),
+            tensor_parallel_size=wish["size"],
+            device=wish["device"],
+            dtype="float32",
+            skip_tokenizer_init=True,
+            max_num_seqs=4,
+            num_gpu_blocks_override=1100,
+            enforce_eager=wish["eager"],
+        )
+        captured = bool(getattr(getattr(llm.llm_engine.core, "steady", None), "captured", False))
+        (pid, *others) = llm.llm_engine.worker_pids
+        killed: list[float] = []
+
+        def kill() -> None:
+            killed.append(time.perf_counter())
+            os.kill(pid, signal.SIGKILL)
+
+        threading.Timer(0.5, kill).start()
+        error = "none: the call ended before"
+        params = SamplingParams(max_tokens=4000, n=4, temperature=1.0, ignore_eos=True)
+        try:
+            llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        seconds = time.perf_counter() - killed[0] if killed else float("nan")
+        llm.shutdown()
+        yield {
+            "ranks": wish["size"],
+            "seconds": seconds,
+            "error": error[:300],
+            "left": sum(Path(f"/proc/{other}").exists() for other in (pid, *others)),
+            "graphs": "yes" if captured else "no",
+        }
 
 
 def _methods(folder: str, target: Path, size: int) -> dict[str, Any]:

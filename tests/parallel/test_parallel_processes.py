@@ -47,10 +47,6 @@ def gone(pids, patience=SOON):
     return not any(map(alive, pids))
 
 
-def workers(engine):
-    return [worker.process.pid for worker in engine.llm.llm_engine._ranks._workers._workers]
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_a_killed_worker_ends_every_request_with_one_error(target):
     """Two ranks are two processes; what they generate is what one does; then one is killed."""
@@ -61,7 +57,7 @@ def test_a_killed_worker_ends_every_request_with_one_error(target):
         engine([[5, 6]], [SamplingParams(logits_processors=[lambda ids, logits: logits])])
     assert engine(prompts[:1], params[:1]) == engine(prompts[:1], params[:1])  # it goes on
 
-    pids = workers(engine)
+    pids = engine.llm.llm_engine.worker_pids
     assert all(map(alive, pids))
 
     async def serve():
@@ -91,7 +87,7 @@ import os, signal, sys, threading, time
 from specdecode import LLM, SamplingParams
 llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", device="cpu", skip_tokenizer_init=True,
           num_gpu_blocks_override=400, max_model_len=500)
-print(*[w.process.pid for w in llm.llm_engine._ranks._workers._workers], flush=True)
+print(*llm.llm_engine.worker_pids, flush=True)
 prompt = [{"prompt_token_ids": [5, 6, 7]}]
 long = SamplingParams(max_tokens=480, n=8, temperature=1.0, ignore_eos=True)
 threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()  # as a terminal does

@@ -533,6 +533,11 @@ class LLMEngine:
         """Of this engine among those that share the model; the others do what rank 0 does."""
         return self._ranks.group.rank
 
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        """The processes of the other ranks, in their order; empty for one rank."""
+        return self._ranks.pids
+
     def trace(self) -> tuple[int, int]:
         """What all ranks must agree on before a step: requests that run, and a digest of their state."""
         running = self.core.scheduler.running

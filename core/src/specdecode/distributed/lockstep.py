@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from ..contract import ConfigError
@@ -18,6 +18,10 @@ class Ranks(Protocol):
     """One engine of a lockstep."""
 
     group: Group
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Of the other ranks' processes, in their order; empty on another rank."""
 
     def announce(self, method: str, *args: Any) -> None:
         """Have the other ranks' engines call ``method``, before this one does; nothing on another rank.
@@ -45,6 +49,7 @@ class Alone:
     """An engine without other ranks."""
 
     group: Group = SOLO
+    pids: Sequence[int] = ()
 
     def announce(self, method: str, *args: Any) -> None:
         return None
@@ -72,6 +77,10 @@ class Leading:
     def __init__(self, group: Group, workers: Workers) -> None:
         self.group = group
         self._workers = workers
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return self._workers.pids
 
     def announce(self, method: str, *args: Any) -> None:
         self._workers.check()

@@ -68,6 +68,11 @@ class Workers:
         )
         self._watch.start()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the other ranks' processes, in their order."""
+        return [worker.process.pid for worker in self._workers]
+
     def on_loss(self, abort: Callable[[], None]) -> None:
         """Have ``abort`` called, from another thread, when a worker has ended: it frees who waits for it."""
         self._abort = abort

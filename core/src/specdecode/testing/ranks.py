@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -37,6 +37,8 @@ class Threads:
     Attributes:
         engines: of the other ranks, once they are made.
     """
+
+    pids: Sequence[int] = ()
 
     def __init__(self, args: Any, ranks: int, managers: Callable[[], PluginManager | None]) -> None:
         self.store = dist.HashStore()
