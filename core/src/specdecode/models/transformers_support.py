@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -275,12 +276,19 @@ def _from_pretrained(
     model, found = loaded
     for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "holds, beside its own,")):
         names = sorted(found[kind]) if strict or kind == "missing_keys" else []
+        names = [name for name in names if not _is_extra(name, files.hf_config.num_hidden_layers)]
         if names:
             raise ConfigError(
                 f"the {whence} {what} {len(names)} tensors of {files.architecture} "
                 f"({', '.join(names[:4])}); {remedy}"
             )
     return model
+
+
+def _is_extra(name: str, num_layers: int) -> bool:
+    """Whether it is of a layer behind the last one, which predicts further tokens, for who drafts by it."""
+    layer = re.match(r"(?:model\.)?layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= num_layers
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
