@@ -1,6 +1,6 @@
 """On a CPU: what a step costs and how near memory that is, and decoding beside transformers and llama.cpp.
 
-    python benchmarks/cpu.py --model MODEL.gguf [--dtypes float32,bfloat16,int8] [--tokens 64]
+    python benchmarks/cpu.py --model MODEL.gguf [--dtypes float32,bfloat16,int8,gguf] [--tokens 64]
 
 Everything runs in one process, on the same prompts, ways in turn. llama.cpp is there if
 ``llama-cpp-python`` is installed (``--llama-python`` names another interpreter that has it).
@@ -33,7 +33,7 @@ BATCH = 8
 
 
 def options(dtype: str) -> dict[str, Any]:
-    return {"quantization": "int8"} if dtype == "int8" else {"dtype": dtype}
+    return {"quantization": dtype} if dtype in ("int8", "gguf") else {"dtype": dtype}
 
 
 def read_rate(repeats: int = 12) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from specdec_kernels.native import library
 from specdecode import LLM, SamplingParams
 from specdecode.testing.quantized import LAYOUTS, quantized_checkpoint
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the C++ kernels could not be compiled here")
 
 PROMPTS = [
     {"prompt_token_ids": np.resize(np.random.default_rng(seed).integers(3, 259, period), length).tolist()}
@@ -19,7 +22,7 @@ SMALL = {"output_scale": 0.3, "hidden_size": 128, "intermediate_size": 192}
 
 
 def run(path, **keywords):
-    """The tokens, and how many drafts were accepted."""
+    """Tokens and log-probabilities to the last bit, and how many drafts were accepted."""
     options = {
         "device": "cpu",
         "dtype": "float32",
@@ -29,17 +32,22 @@ def run(path, **keywords):
     with LLM(str(path), **options) as llm:
         outputs = [output.outputs[0] for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
         metrics = {metric.name: metric.value for metric in llm.get_metrics()}
-    return [list(o.token_ids) for o in outputs], metrics.get("vllm:spec_decode_num_accepted_tokens", 0)
+    return [(list(o.token_ids), o.logprobs) for o in outputs], metrics.get(
+        "vllm:spec_decode_num_accepted_tokens", 0
+    )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_output_does_not_depend_on_drafts(layout, tmp_path):
+def test_output_does_not_depend_on_drafts(layout, dtype, tmp_path):
     """Greedy and seeded: without speculation, by prompt lookup, and by a draft model in the same layout."""
     target, _ = quantized_checkpoint(tmp_path / "target", layout, **SMALL)
-    expected, _ = run(target)
+    expected, _ = run(target, dtype=dtype)
     draft = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3}
     for config in ({"method": "ngram", "num_speculative_tokens": 4}, draft):
-        found, accepted = run(target, speculative_config=config, max_num_batched_tokens=16, max_num_seqs=4)
+        found, accepted = run(
+            target, dtype=dtype, speculative_config=config, max_num_batched_tokens=16, max_num_seqs=4
+        )
         assert found == expected, config
         assert accepted > 0, config
 

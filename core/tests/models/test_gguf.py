@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError
+from specdecode.layers.linear import Linear
 from specdecode.models import default_sampling, eos_token_ids, load_model, load_tokenizer, resolve_model
 from specdecode.models import gguf as conversion
 from specdecode.testing.tiny import tiny_checkpoint
@@ -19,8 +21,11 @@ gguf = pytest.importorskip("gguf", reason="GGUF needs the extra specdec-core[ggu
 CPU = torch.device("cpu")
 
 
-def write_gguf(checkpoint: Path, target: Path) -> Path:
-    """The tiny llama checkpoint as a float32 GGUF file, as llama.cpp's converter would write it."""
+def write_gguf(checkpoint: Path, target: Path, stored=lambda _, array: (array, None)) -> Path:
+    """The tiny llama checkpoint as a float32 GGUF file, as llama.cpp's converter would write it.
+
+    ``stored``: a tensor's name and content to what is written, and its type.
+    """
     files = resolve_model(checkpoint)
     config, tokenizer = files.hf_config, load_tokenizer(files)
     writer = gguf.GGUFWriter(str(target), "llama")
@@ -49,9 +54,8 @@ def write_gguf(checkpoint: Path, target: Path) -> Path:
         for module, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             if module in name:  # llama.cpp rotates neighbouring pairs
                 array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(
-            names.get_name(name.removesuffix(".weight")) + ".weight", np.ascontiguousarray(array)
-        )
+        array, kind = stored(name, np.ascontiguousarray(array))
+        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", array, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -160,3 +164,65 @@ def test_the_real_model_equals_transformers(native):
     paged = native(file)
     got = [paged.feed({"a": ids[:-3]})[0]["a"], *(paged.feed({"a": [token]})[0]["a"] for token in ids[-3:])]
     torch.testing.assert_close(torch.cat(got), want, atol=1e-4, rtol=0)
+
+
+# -- blocks that stay as they are ------------------------------------------------------------------------
+def quantised_gguf(checkpoint, target, kind):
+    """The same with linear layers and embedding in blocks of ``kind``, by the gguf package's own code."""
+
+    def stored(name, array):
+        if array.ndim < 2:
+            return array, None
+        wanted = getattr(gguf.GGMLQuantizationType, "Q8_0" if "embed" in name else kind)
+        return gguf.quants.quantize(array, wanted), wanted
+
+    return write_gguf(checkpoint, target, stored)
+
+
+@pytest.fixture(params=["Q4_0", "Q4_1", "Q8_0"])
+def blocks_file(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path / "cache"))
+    original = tiny_checkpoint(tmp_path / "original", tie=request.param == "Q4_1")
+    return quantised_gguf(original, tmp_path / f"{request.param}.gguf", request.param)
+
+
+def test_blocks_mean_what_the_converted_weights_are(blocks_file, caplog):
+    """Each layer with the identity for input, beside the file as transformers dequantised it."""
+    files = resolve_model(blocks_file)
+    caplog.clear()  # it told of the conversion
+    dense, kept = (
+        load_model(files, dtype=torch.float32, device=CPU, max_model_len=64, quantization=quantization)
+        for quantization in (None, "gguf")
+    )
+    assert not caplog.records
+    compared = 0
+    for (name, one), (_, other) in zip(dense.named_modules(), kept.named_modules(), strict=True):
+        if isinstance(one, Linear):
+            assert other.packed and other.num_bytes < 0.36 * one.in_features * one.out_features * 4, name
+            x = torch.eye(one.in_features)
+            torch.testing.assert_close(other(x), one(x), atol=1e-6, rtol=1e-5)
+            compared += 1
+    assert compared == 9
+
+
+def test_output_of_blocks_does_not_depend_on_drafts(blocks_file):
+    """A target and a draft of the same file, in bfloat16 with activations as bytes."""
+    prompts = [{"prompt_token_ids": [5, 6, 7] * 6}, {"prompt_token_ids": list(range(20, 50))}]
+    params = [SamplingParams(temperature=t, seed=1, max_tokens=16, ignore_eos=True) for t in (0.0, 0.9)]
+    draft = {"method": "draft_model", "model": str(blocks_file), "quantization": "gguf"}
+    found = []
+    for config in (
+        None,
+        draft | {"num_speculative_tokens": 3},
+        {"method": "ngram", "num_speculative_tokens": 4},
+    ):
+        with LLM(str(blocks_file), quantization="gguf", device="cpu", speculative_config=config) as llm:
+            found.append(
+                [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+            )
+    assert found[0] == found[1] == found[2]
+
+
+def test_blocks_are_of_files_alone(original):
+    with pytest.raises(ConfigError, match=r"quantization='gguf'.* is none: give a .gguf file"):
+        LLM(str(original), quantization="gguf", device="cpu")

@@ -49,8 +49,10 @@ class EngineFields:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
         "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"
     )
-    quantization: Literal["int8"] | None = option(
-        "int8: weights of linear layers as int8 with a scale each output, on a CPU in bfloat16", default=None
+    quantization: Literal["int8", "gguf"] | None = option(
+        "on a CPU, int8: weights of linear layers as int8 with a scale each output, in bfloat16; gguf: the "
+        "blocks of a GGUF file as they are; none: as the checkpoint has them, quantized or not",
+        default=None,
     )
     exact: bool | None = option(
         "bits of a token that do not depend on what is computed beside it, so that output with and without "

@@ -271,7 +271,7 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     dtype = torch.bfloat16  # what int8 weights compute in
     if args.quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
-    models.check_quantization(args.quantization, dtype, device)
+    models.check_quantization(args.quantization, dtype, device, files)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     tokenizer = models.tokenizer_of(
         files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code

@@ -70,7 +70,7 @@ Quantization = Annotated[
     typer.Option(
         "--quantization",
         metavar="NAME",
-        help="int8: weights of linear layers as int8, on a CPU.",
+        help="On a CPU: int8, or gguf, the blocks of a GGUF file as they are.",
         rich_help_panel=_ENGINE,
     ),
 ]

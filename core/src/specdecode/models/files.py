@@ -10,6 +10,8 @@ import attrs
 
 from specdecode.contract import ConfigError
 
+from .gguf import convert_gguf, gguf_source
+
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 #: Model types that transformers has no config for -> the one whose fields they have.
@@ -59,9 +61,9 @@ def resolve_model(
     location = _locate(str(model), revision)
     gguf = _gguf_file(location, load_format)
     if gguf is not None:
-        from .gguf import convert_gguf
-
         location = convert_gguf(gguf)
+    else:
+        gguf = gguf_source(location)
     config = _read_config(location, trust_remote_code)
     return ModelFiles(
         name=str(model),

@@ -14,6 +14,17 @@ logger = logging.getLogger(__name__)
 
 #: Raised whenever a converted checkpoint would come out differently.
 _FORMAT = 1
+#: In a converted checkpoint, the file it was made of.
+_SOURCE = "gguf_source.txt"
+
+
+def gguf_source(checkpoint: Path) -> Path | None:
+    """The GGUF file that a converted checkpoint was made of; None if it is none, or the file is gone."""
+    try:
+        file = Path((checkpoint / _SOURCE).read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return file if file.is_file() else None
 
 
 def cache_directory() -> Path:
@@ -39,6 +50,8 @@ def convert_gguf(file: Path) -> Path:
     key = hashlib.sha256(f"{_FORMAT}\0{file}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()
     target = cache_directory() / "gguf" / f"{file.stem}-{key[:16]}"
     if target.is_dir():
+        if gguf_source(target) is None:
+            (target / _SOURCE).write_text(str(file), encoding="utf-8")
         return target
     _check(file)
     logger.warning("converting %s for its first use, which may take a minute; kept in %s", file.name, target)
@@ -47,6 +60,7 @@ def convert_gguf(file: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
             converted = Path(scratch) / "checkpoint"
             _convert(file, converted)
+            (converted / _SOURCE).write_text(str(file), encoding="utf-8")
             try:
                 converted.rename(target)
             except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
 import torch
 
@@ -18,7 +19,14 @@ from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
 from .placing import checkpoint_modules, few, harmless, match, places_in, whole
-from .quantized import QuantizedLoader, Scheme, randomize_quantized, read_scheme
+from .quantized import (
+    QuantizedLoader,
+    Scheme,
+    gguf_parts,
+    randomize_quantized,
+    read_scheme,
+    stored_parts,
+)
 from .sharing import check_shareable
 from .transfer import read_weights
 from .transformers_backend import TransformersDecoder
@@ -79,11 +87,12 @@ def load_model(
             backend=backend,
         )
     config = decoder_config(files.hf_config, files.architecture)
-    check_quantization(quantization, dtype, device)
+    check_quantization(quantization, dtype, device, files)
     check_experts(config, dtype, device)
     if scheme is not None:
         _check_scheme(scheme, files, quantization=quantization, experts=config.experts is not None)
-    with contextlib.nullcontext() if scheme is None else without_weights():
+    kept = scheme is not None or quantization == "gguf"
+    with without_weights() if kept else contextlib.nullcontext():
         decoder = Decoder(
             config,
             dtype=dtype,
@@ -98,7 +107,7 @@ def load_model(
             randomize_quantized(decoder, scheme, checkpoint_modules, std=_DUMMY_STD, seed=_DUMMY_SEED)
         randomize(decoder)
     else:
-        _load_checkpoint(decoder, files, scheme)
+        _load_checkpoint(decoder, files, scheme, files.gguf if quantization == "gguf" else None)
     pack_weights(decoder, quantization=quantization, exact=exact)
     return decoder.eval()
 
@@ -162,12 +171,29 @@ def _draw_share(layer: Linear | VocabEmbedding, kind: str, generator: torch.Gene
         place.copy_(part[share.index])
 
 
-def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None = None) -> None:
+def _load_checkpoint(
+    decoder: Decoder, files: ModelFiles, scheme: Scheme | None = None, blocks: Path | None = None
+) -> None:
+    """Read the weights.
+
+    Args:
+        scheme: how they are quantised.
+        blocks: the GGUF file whose blocks stay as they are.
+    """
     tensors = list(stored_tensors(files.path))
     quantized = None
     if scheme is not None:
         by_name = {stored.name.removeprefix("model."): stored for stored in tensors}
-        quantized = QuantizedLoader(decoder, scheme, checkpoint_modules, by_name)
+        quantized = QuantizedLoader(decoder, checkpoint_modules, stored_parts(scheme, by_name))
+    elif blocks is not None:
+        config = decoder.config
+        parts = gguf_parts(
+            blocks,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            tied=config.tie_word_embeddings,
+        )
+        quantized = QuantizedLoader(decoder, checkpoint_modules, parts)
     places = dict(places_in(decoder))
     if quantized is not None:
         places = {name: place for name, place in places.items() if not quantized.holds(name)}
@@ -176,7 +202,11 @@ def _load_checkpoint(decoder: Decoder, files: ModelFiles, scheme: Scheme | None 
     read_weights([(place.share_of(stored), place.destination()) for stored, place in placed if place.takes])
     if quantized is not None:
         quantized.finish(files.path)
-        unused = [name for name in unused if not Scheme.UNUSED.search(name)]
+        unused = [
+            name
+            for name in unused
+            if not Scheme.UNUSED.search(name) and not quantized.holds(name.removeprefix("model."))
+        ]
     if unused := [name for name in unused if not harmless(name, decoder)]:
         logger.warning(
             "%s: %d tensors of the checkpoint are not used (%s)", files.path, len(unused), few(unused)

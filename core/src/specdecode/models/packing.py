@@ -14,14 +14,17 @@ from specdecode.layers.packed import Int8Weight, dense_form
 
 from .decoder import Decoder
 from .experts import Router
+from .files import ModelFiles
 from .fused import SWITCH, can_fuse
 from .transformers_backend import TransformersDecoder
 
 #: What the keyword ``quantization`` may be.
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "gguf")
 
 
-def check_quantization(quantization: str | None, dtype: torch.dtype, device: torch.device) -> None:
+def check_quantization(
+    quantization: str | None, dtype: torch.dtype, device: torch.device, files: ModelFiles
+) -> None:
     """Refuse what cannot be packed, before any weight is read.
 
     Raises:
@@ -30,11 +33,23 @@ def check_quantization(quantization: str | None, dtype: torch.dtype, device: tor
     if quantization is None:
         return
     if quantization not in QUANTIZATIONS:
-        raise ConfigError(f"quantization must be 'int8' or None, got {quantization!r}")
+        raise ConfigError(f"quantization must be 'int8', 'gguf' or None, got {quantization!r}")
     if device.type != "cpu":
         raise ConfigError(
             f"quantization={quantization!r} works on a CPU only in this version, got device {device.type!r}"
         )
+    if quantization == "gguf":
+        if files.gguf is None:
+            raise ConfigError(
+                f"quantization='gguf' keeps the blocks of a GGUF file, and model {files.name!r} is none: "
+                "give a .gguf file, or leave quantization out"
+            )
+        if dtype not in DTYPES:
+            raise ConfigError(
+                "quantization='gguf' computes in bfloat16 or float32, got dtype "
+                f"{str(dtype).removeprefix('torch.')!r}: set one of them"
+            )
+        return
     if dtype is not torch.bfloat16:
         raise ConfigError(
             f"quantization={quantization!r} computes in bfloat16: set dtype='bfloat16' or 'auto', "

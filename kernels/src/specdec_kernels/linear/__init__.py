@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import native, reference
-from .packing import GROUP, PackedMatrix, pack, pack_int8
+from .packing import GROUP, PackedCodes, PackedMatrix, pack, pack_codes, pack_int8
 
 
 def packed_linear(x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -27,4 +27,20 @@ def packed_linear(x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | No
     return chosen.int8_linear(x, weight, bias)
 
 
-__all__ = ["GROUP", "PackedMatrix", "pack", "pack_int8", "packed_linear"]
+def codes_linear(x: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x @ W^T + b`` with quantised weights, by the C++ kernels alone; a row's bits are its own.
+
+    float32 activations are multiplied as they are. Where the processor multiplies bytes (VNNI), bfloat16 ones
+    become int8 before they meet integer weights, with a scale for each token and 32 or 64 inputs.
+
+    Args:
+        x: ``[T, in]``, float32 or bfloat16.
+        bias: ``[out]`` float32.
+    """
+    return native.codes_linear(x, weight, bias)
+
+
+__all__ = [
+    "GROUP", "PackedCodes", "PackedMatrix", "codes_linear", "pack", "pack_codes", "pack_int8",
+    "packed_linear",
+]  # fmt: skip

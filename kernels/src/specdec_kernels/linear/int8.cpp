@@ -2,14 +2,7 @@
 //
 // Sums of integers are exact in any order, and a row adds its groups in theirs, so that its bits do
 // not depend on the rows beside it. Needs the dot product of bytes of AVX-512 VNNI or AVX-VNNI.
-#include <vector>
-
-#include "../native/vector.h"
-
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#include <immintrin.h>
-#define SPECDEC_INT8 1
-#endif
+#include "bytes.h"
 
 extern "C" int specdec_has_int8() {
 #ifdef SPECDEC_INT8
@@ -24,63 +17,8 @@ using namespace specdec;
 
 namespace {
 
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-
 constexpr int64_t GROUP = 64;  // inputs that share a scale
 constexpr int64_t ROWS = 8;    // of activations for which a weight is read once
-
-// sums[i] += dot of the four unsigned bytes weights[4i..] and the four signed ones of x.
-inline Ints dot(Ints sums, const uint8_t* weights, const int8_t* x) {
-    int32_t four;
-    std::memcpy(&four, x, 4);
-#ifdef __AVX512VNNI__
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_loadu_si512(weights), _mm512_set1_epi32(four));
-#else
-    __m256i halves[2];
-    std::memcpy(halves, &sums, sizeof sums);
-    for (int h = 0; h < 2; ++h)
-        halves[h] = _mm256_dpbusd_avx_epi32(
-            halves[h], _mm256_loadu_si256((const __m256i*)(weights + 32 * h)), _mm256_set1_epi32(four));
-    std::memcpy(&sums, halves, sizeof sums);
-    return sums;
-#endif
-}
-
-struct Quantized {
-    std::vector<int8_t> values;  // [rows, inputs], inputs padded to whole groups
-    std::vector<float> scales;   // [rows, groups]
-    std::vector<int32_t> sums;   // [rows, groups]: -128 times the sum of the group's values
-};
-
-// Not finite: the scale becomes NaN, and so does everything made of it.
-template <typename T>
-void quantize(const T* x, int64_t inputs, int8_t* values, float* scales, int32_t* sums) {
-    for (int64_t g = 0; g * GROUP < inputs; ++g) {
-        Floats parts[GROUP / LANES];
-        Floats magnitude = {}, fault = {};
-        for (int64_t i = 0; i < GROUP / LANES; ++i) {
-            const int64_t at = g * GROUP + i * LANES, rest = inputs - at;
-            parts[i] = rest <= 0 ? Floats{} : load_some(x + at, rest < LANES ? rest : LANES);
-            const Floats absolute = choose(parts[i] < 0, -parts[i], parts[i]);
-            magnitude = choose(absolute > magnitude, absolute, magnitude);
-            fault += parts[i] - parts[i];
-        }
-        const float most = largest(magnitude), inverse = most > 0 ? 127.0f / most : 0.0f;
-        Ints total = {};
-        for (int64_t i = 0; i < GROUP / LANES; ++i) {
-            // adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even
-            const Floats rounded = (parts[i] * inverse + 12582912.0f) - 12582912.0f;
-            const Ints whole = __builtin_convertvector(rounded, Ints);
-            total += whole;
-            const Bytes bytes = __builtin_convertvector(whole, Bytes);
-            std::memcpy(values + g * GROUP + i * LANES, &bytes, sizeof bytes);
-        }
-        int32_t sum_of_group = 0;
-        for (int lane = 0; lane < LANES; ++lane) sum_of_group += total[lane];
-        sums[g] = -128 * sum_of_group;
-        scales[g] = most / 127.0f + sum(fault);
-    }
-}
 
 struct Product {
     const uint8_t* weights;  // [outputs / 16, inputs / 4, 16, 4], 128 added
@@ -97,11 +35,11 @@ void multiply(const Product& p, const Quantized& x, int64_t row, int64_t block, 
     for (int64_t g = 0; g < p.groups; ++g) {
         Ints sums[S][N][C] = {};
         for (int n = 0; n < N; ++n)
-            for (int c = 0; c < C; ++c) sums[0][n][c] = Ints{} + x.sums[(row + n) * p.groups + g];
+            for (int c = 0; c < C; ++c) sums[0][n][c] = Ints{} - 128 * x.sums[(row + n) * p.groups + g];
         for (int64_t k = g * GROUP; k < (g + 1) * GROUP; k += 4 * S)
             for (int s = 0; s < S; ++s)
                 for (int c = 0; c < C; ++c) {
-                    const uint8_t* weights = p.weights + ((block + c) * inputs + k + 4 * s) * LANES;
+                    const Words weights = load_words(p.weights + ((block + c) * inputs + k + 4 * s) * LANES);
                     for (int n = 0; n < N; ++n)
                         sums[s][n][c] = dot(sums[s][n][c], weights, values + n * inputs + k + 4 * s);
                 }
@@ -145,7 +83,7 @@ void int8_linear(const void* x, const Product& p, void* out, int64_t rows, int64
     {
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; ++r)
-            quantize((const T*)x + r * inputs, inputs, quantized.values.data() + r * padded,
+            quantize<GROUP>((const T*)x + r * inputs, inputs, quantized.values.data() + r * padded,
                      quantized.scales.data() + r * p.groups, quantized.sums.data() + r * p.groups);
         if (rows < ROWS) {
 #pragma omp for schedule(static)

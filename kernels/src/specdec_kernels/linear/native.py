@@ -6,7 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from ..native import DTYPES, has_int8, library, takes
-from .packing import GROUP, PackedMatrix
+from .packing import GROUP, PackedCodes, PackedMatrix
+
+_KINDS = {"int4": 0, "int8": 1, "fp8": 2}
+#: Activations that become bytes share a scale in groups of so many, or twice as many.
+_BYTES_STEP = 32
 
 
 def can_multiply(x: torch.Tensor, weight: PackedMatrix) -> bool:
@@ -51,3 +55,32 @@ def int8_linear(x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None
         torch.get_num_threads(),
     )
     return out
+
+
+def codes_linear(x: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None) -> torch.Tensor:
+    x = x.contiguous() if weight.order is None else x.index_select(1, weight.order)
+    out = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype)
+    library().specdec_quantized_linear(  # type: ignore[union-attr]
+        DTYPES[x.dtype],
+        _KINDS[weight.kind],
+        weight.scales.dtype is torch.float16,
+        as_bytes(x.dtype, weight),
+        x.data_ptr(),
+        weight.values.data_ptr(),
+        weight.scales.data_ptr(),
+        0 if weight.offsets is None else weight.offsets.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        weight.in_features,
+        weight.padded_in,
+        weight.group,
+        weight.out_features,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def as_bytes(dtype: torch.dtype, weight: PackedCodes) -> bool:
+    """Whether activations are quantised too."""
+    return dtype is torch.bfloat16 and weight.kind != "fp8" and weight.group % _BYTES_STEP == 0 and has_int8()

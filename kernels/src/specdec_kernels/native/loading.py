@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "specdec_dense_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
     "specdec_grouped_linear": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
     "specdec_combine_experts": (_N, _P, _P, _P, _P, _I, _I, _I, _N),
+    "specdec_quantized_linear": (_N, _N, _N, _N, *[_P] * 6, *[_I] * 5, _N),
     "specdec_int8_linear": (_N, _P, _P, _P, _P, _P, _I, _I, _I, _I, _N),
 }
 

@@ -24,6 +24,10 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+struct Half {  // IEEE's, 5 bits of exponent
+    uint16_t bits;
+};
+
 // a * b + c, rounded once where the processor can. Said, not left to the compiler (-ffp-contract=off):
 // it may fuse a sum in one function and not in another.
 static inline Floats fused(Floats a, Floats b, Floats c) {
@@ -57,6 +61,23 @@ static inline Floats load(const BFloat16* from) {
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+static inline Floats load(const Half* from) {
+    Floats values;
+#if defined(__AVX512F__)
+    __m256i halves;
+    std::memcpy(&halves, from, sizeof halves);
+    values = (Floats)_mm512_cvtph_ps(halves);
+#else
+    Halves halves;
+    std::memcpy(&halves, from, sizeof halves);
+    const Words wide = __builtin_convertvector(halves, Words);
+    // exponent and mantissa where a float has them; 2^112 makes up for the biases, subnormals included
+    values = (Floats)((wide & 0x7fff) << 13) * splat(5.192296858534828e33f);
+    values = (Floats)((Words)values | (wide & 0x8000) << 16);
+#endif
+    return values;
 }
 
 static inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }

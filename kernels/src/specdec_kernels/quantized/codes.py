@@ -16,13 +16,15 @@ MIDDLE: dict[Kind, int] = {"fp8": 0, "int8": 128, "int4": 8}
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedMatrix:
-    """``[out, in]`` weights, each ``(code - zero) * scale``; equally many inputs in a row share a scale.
+    """``[out, in]`` weights, each ``(code - zero) * scale + offset``; equally many inputs in a row share a
+    scale.
 
     Attributes:
         kind: what a code is: ``fp8`` a float8_e4m3fn, ``int8`` and ``int4`` an integer from 0 on.
         codes: ``[out, in]`` float8_e4m3fn or uint8.
         scales: ``[out, groups]`` float32, where ``groups`` divides ``in``.
         zeros: ``[out, groups]`` float32, or None: the middle of the codes.
+        offsets: ``[out, groups]`` float32, or None: 0. With them there are no zeros, and none in the middle.
         order: ``[in]`` int64, the input that each column is of; None: its own. So groups may be of inputs
             that do not stand together (GPTQ's ``desc_act``).
     """
@@ -31,6 +33,7 @@ class QuantizedMatrix:
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
     order: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -56,8 +59,12 @@ class QuantizedMatrix:
     def dequantized(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """``[out, in]``, computed in float32 and rounded once; columns are the layer's inputs."""
         values = self.codes.float().unflatten(1, (self.scales.shape[1], self.group))
-        zeros = MIDDLE[self.kind] if self.zeros is None else self.zeros[:, :, None]
-        weight = ((values - zeros) * self.scales[:, :, None]).flatten(1).to(dtype)
+        if self.offsets is not None:
+            values = values * self.scales[:, :, None] + self.offsets[:, :, None]
+        else:
+            zeros = MIDDLE[self.kind] if self.zeros is None else self.zeros[:, :, None]
+            values = (values - zeros) * self.scales[:, :, None]
+        weight = values.flatten(1).to(dtype)
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
@@ -72,11 +79,14 @@ class QuantizedMatrix:
             if start % unit or size % unit:
                 raise ValueError(f"groups of {unit} inputs do not go into {size} inputs of a rank")
             start, size = start // unit, size // unit
-            scales = self.scales.narrow(dim, start, size).contiguous()
-            zeros = None if self.zeros is None else self.zeros.narrow(dim, start, size).contiguous()
+            scales, zeros, offsets = (
+                None if part is None else part.narrow(dim, start, size).contiguous()
+                for part in (self.scales, self.zeros, self.offsets)
+            )
+            assert scales is not None
         else:
-            scales, zeros = self.scales, self.zeros
-        return QuantizedMatrix(kind=self.kind, codes=codes, scales=scales, zeros=zeros, order=self.order)
+            scales, zeros, offsets = self.scales, self.zeros, self.offsets
+        return dataclasses.replace(self, codes=codes, scales=scales, zeros=zeros, offsets=offsets)
 
     @staticmethod
     def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix | None:
@@ -86,6 +96,8 @@ class QuantizedMatrix:
             return first
         for other in parts[1:]:
             if (other.kind, other.scales.shape[1]) != (first.kind, first.scales.shape[1]):
+                return None
+            if (other.offsets is None) != (first.offsets is None):
                 return None
             if other.order is None or first.order is None:
                 if other.order is not first.order:
@@ -104,6 +116,7 @@ class QuantizedMatrix:
             codes=torch.cat(raw).view(first.codes.dtype),
             scales=torch.cat([part.scales for part in parts]),
             zeros=zeros,
+            offsets=None if first.offsets is None else torch.cat([part.offsets for part in parts]),  # type: ignore[misc]
             order=first.order,
         )
 

@@ -94,6 +94,8 @@ def why_no_words(matrix: QuantizedMatrix) -> str | None:
     step = 32 if matrix.kind == "int4" else 64
     if groups > 1 and group % BLOCK and (BLOCK % group or group % step):
         return f"groups of {group} inputs do not go into blocks of {BLOCK}"
+    if matrix.offsets is not None:
+        return "weights with offsets"
     if matrix.zeros is not None:
         if matrix.kind != "int4":
             if bool((matrix.zeros != MIDDLE[matrix.kind]).any()):

@@ -12,8 +12,10 @@ from specdecode.contract import DraftModelFields, LengthFields, option
 class DraftModelConfig(LengthFields, DraftModelFields):
     """A draft checkpoint, how it is loaded, and how its tokens are chosen."""
 
-    quantization: Literal["int8"] | None = option(
-        "quantization of the draft's weights: int8, on a CPU; none: the checkpoint's own", default=None
+    quantization: Literal["int8", "gguf"] | None = option(
+        "quantization of the draft's weights on a CPU: int8, or gguf for a GGUF file's blocks; none: the "
+        "checkpoint's own",
+        default=None,
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         "dtype of the draft's weights and KV; none: the target's, or bfloat16 with quantization",

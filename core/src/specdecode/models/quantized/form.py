@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 from specdec_kernels.gpu import takes
+from specdec_kernels.linear.packing import CODES_STEP
+from specdec_kernels.native import DTYPES, library
 from specdec_kernels.quantized import QuantizedMatrix, why_no_words
 
 from specdecode.layers.packed import PackedWeight
-from specdecode.layers.quantized import DequantizedWeight, WordWeight
+from specdecode.layers.quantized import CodesWeight, DequantizedWeight, WordWeight
 
 QuantizedForm = Callable[[QuantizedMatrix, torch.Tensor | None], PackedWeight]
 
@@ -23,4 +25,7 @@ def form_of(matrix: QuantizedMatrix, dtype: torch.dtype, *, fused: bool) -> Quan
     """
     if fused or takes(torch.empty(0, dtype=dtype, device=matrix.codes.device)):
         return why_no_words(matrix) or WordWeight
+    if matrix.codes.device.type == "cpu" and dtype in DTYPES and library() is not None:
+        grouped = matrix.scales.shape[1] > 1
+        return DequantizedWeight if grouped and matrix.group % CODES_STEP else CodesWeight
     return DequantizedWeight

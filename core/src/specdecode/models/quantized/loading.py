@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import torch
@@ -24,14 +25,37 @@ logger = logging.getLogger(__name__)
 Sources = Callable[[str], list[tuple[str, str | None]]]
 
 
-@attrs.frozen(eq=False)
-class _Part:
-    """A quantised part of a layer, its tensors by the last part of their names: filled when they are read."""
+class Part(Protocol):
+    """A part of a layer that is stored quantised.
 
+    Attributes:
+        name: of the module in the checkpoint.
+        part: of the layer; None: all of it.
+        tensors: what is read from safetensors, by the last part of their names: filled by the loader.
+    """
+
+    name: str
+    part: str | None
+    tensors: dict[str, torch.Tensor]
+
+    def matrix(self, outputs: int, inputs: int) -> QuantizedMatrix:
+        """What was read; ValueError or KeyError where it does not fit."""
+
+
+#: The quantised part that a module of the checkpoint is, given its name and the layer's part; None: it is
+#: not.
+Finder = Callable[[str, str | None], Part | None]
+
+
+@attrs.define(eq=False)
+class _StoredPart:
     name: str
     part: str | None
     layout: Layout
     tensors: dict[str, torch.Tensor]
+
+    def matrix(self, outputs: int, inputs: int) -> QuantizedMatrix:
+        return self.layout.matrix(self.tensors, outputs, inputs)
 
 
 class QuantizedLoader:
@@ -41,18 +65,18 @@ class QuantizedLoader:
     quantised, or each in another way, is dequantised.
     """
 
-    def __init__(
-        self, decoder: Decoder, scheme: Scheme, sources: Sources, stored: Mapping[str, StoredTensor]
-    ) -> None:
+    def __init__(self, decoder: Decoder, sources: Sources, find: Finder) -> None:
         self._decoder = decoder
-        self._layers: dict[str, list[_Part]] = {}
+        self._layers: dict[str, list[Part]] = {}
+        self._held: set[str] = set()
         for path, layer in _layers_to_fill(decoder):
             owners = sources(path)
-            parts = [part for part in (_part(scheme, stored, *owner) for owner in owners) if part is not None]
+            parts = [part for part in (find(*owner) for owner in owners) if part is not None]
             if len(parts) < len(owners):
                 layer.allocate(decoder.device)
             if parts:
                 self._layers[path] = parts
+                self._held.update(f"{part.name}.weight" for part in parts)
 
     def destinations(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names of the tensors that are to be read whole, without ``model.``, and where they belong."""
@@ -64,8 +88,8 @@ class QuantizedLoader:
                     yield f"{part.name}.{kind}", tensor
 
     def holds(self, name: str) -> bool:
-        """Whether a dense weight of that name is none that must be there."""
-        return any(name == f"{part.name}.weight" for parts in self._layers.values() for part in parts)
+        """Whether it is the name of a dense weight whose place a quantised one takes."""
+        return name in self._held
 
     def finish(self, path: Path) -> None:
         """Make layers of what was read; ConfigError names a tensor that does not fit."""
@@ -80,7 +104,7 @@ class QuantizedLoader:
                 if share is not None:
                     rows, inputs = (share.whole, inputs) if share.dim == 0 else (rows, share.whole)
                 try:
-                    matrix = part.layout.matrix(part.tensors, rows, inputs)
+                    matrix = part.matrix(rows, inputs)
                     if share is not None:
                         matrix = matrix.narrowed(share.dim, share.start, share.size)
                     matrices.append(matrix)
@@ -100,10 +124,10 @@ class QuantizedLoader:
                 path, len(dequantised), name, reason,
             )  # fmt: skip
 
-    def _hold(self, layer: Linear, parts: list[_Part], matrices: list[QuantizedMatrix]) -> str | None:
+    def _hold(self, layer: Linear, parts: list[Part], matrices: list[QuantizedMatrix]) -> str | None:
         whole = None
         reason = "only some of its parts are quantised"
-        if not layer.allocated:
+        if not layer.allocated or _tied(self._decoder, layer):
             whole, reason = QuantizedMatrix.stacked(matrices), "its parts are quantised in different ways"
         if whole is not None:
             form = form_of(whole, self._decoder.dtype, fused=self._decoder.fused)
@@ -111,6 +135,8 @@ class QuantizedLoader:
                 layer.hold(form(whole, layer.form_bias))
                 return None
             reason = form
+        if _tied(self._decoder, layer):
+            return reason  # the embedding's table is its weight
         layer.allocate(self._decoder.device)
         for part, matrix in zip(parts, matrices, strict=True):
             layer.destination("weight", part.part).copy_(matrix.dequantized())
@@ -121,6 +147,8 @@ def randomize_quantized(decoder: Decoder, scheme: Scheme, sources: Sources, *, s
     """Random quantised weights in the layers that the scheme names; the others become allocated."""
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for path, layer in _layers_to_fill(decoder):
+        if layer.allocated:
+            continue
         layouts = [scheme.layout_of(source, ignoring=True) for source, _ in sources(path)]
         layout = layouts[0]
         if layout is None or any(other is None or other != layout for other in layouts):
@@ -139,18 +167,29 @@ def randomize_quantized(decoder: Decoder, scheme: Scheme, sources: Sources, *, s
 
 
 def _layers_to_fill(decoder: Decoder) -> Iterator[tuple[str, Linear]]:
+    """Layers without a weight; an output layer may have the embedding's, and be given a form of its own."""
     for path, module in decoder.named_modules():
-        if isinstance(module, Linear) and not module.allocated:
+        if isinstance(module, Linear) and (not module.allocated or _tied(decoder, module)):
             yield path, module
 
 
-def _part(scheme: Scheme, stored: Mapping[str, StoredTensor], name: str, part: str | None) -> _Part | None:
-    layout = scheme.layout_of(name)
-    if layout is None or f"{name}.{layout.key}" not in stored:
-        return None
-    kinds = dict.fromkeys((layout.key, *layout.others))
-    found = {kind: stored[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in stored}
-    tensors = {
-        kind: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for kind, tensor in found.items()
-    }
-    return _Part(name, part, layout, tensors)
+def _tied(decoder: Decoder, layer: Linear) -> bool:
+    return layer.weight is decoder.embed_tokens.weight
+
+
+def stored_parts(scheme: Scheme, stored: Mapping[str, StoredTensor]) -> Finder:
+    """The parts of a safetensors checkpoint, whose tensors are named without ``model.``."""
+
+    def find(name: str, part: str | None) -> Part | None:
+        layout = scheme.layout_of(name)
+        if layout is None or f"{name}.{layout.key}" not in stored:
+            return None
+        kinds = dict.fromkeys((layout.key, *layout.others))
+        found = {kind: stored[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in stored}
+        tensors = {
+            kind: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for kind, tensor in found.items()
+        }
+        return _StoredPart(name, part, layout, tensors)
+
+    return find
