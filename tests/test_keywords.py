@@ -68,6 +68,7 @@ WORKS = {
     "distributed_executor_backend": ("mp", None),
     "dtype": ("float", lambda llm, path: llm.llm_engine.target.dtype == "float32"),
     "quantization": (None, None),  # int8 wants bfloat16: tests/test_exact_rows.py
+    "kv_cache_dtype": ("auto", None),  # other output: tests/test_float8_kv.py
     "exact": (True, None),
     "attention_backend": ("native", None),
     "revision": ("main", None),

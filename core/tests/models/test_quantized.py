@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from specdecode.contract import ConfigError
 from specdecode.layers.linear import Linear
-from specdecode.models import load_model, resolve_model, weight_bytes
+from specdecode.models import load_model, resolve_dtype, resolve_model, weight_bytes
 from specdecode.models.fused import SWITCH
 from specdecode.testing.quantized import LAYOUTS, quantized_checkpoint
 
@@ -97,6 +97,15 @@ def test_dummy_weights_are_quantised_too(layout, tmp_path):
         assert torch.equal(a.mlp(x), b.mlp(x)) and a.mlp(x).std() > 0
         assert a.mlp.down_proj.packed and 0.01 < a.self_attn.qkv_proj(x).std() / x.std() / 8 < 0.04
     assert one.compute_logits(x).std() > 0.05
+
+
+def test_float16_of_a_quantised_checkpoint_is_bfloat16(tmp_path):
+    quantised, dense = quantized_checkpoint(tmp_path, "awq", dtype="float16")
+    configs = resolve_model(quantised).hf_config, resolve_model(dense).hf_config
+    for device, plain in (("cpu", torch.float32), ("cuda", torch.float16)):
+        wanted = [resolve_dtype("auto", config, torch.device(device)) for config in configs]
+        assert wanted == [torch.bfloat16, plain]
+    assert resolve_dtype("float16", configs[0], CPU) is torch.float16
 
 
 def test_scales_that_are_not_needed_are_no_surprise(tmp_path, caplog):

@@ -59,6 +59,10 @@ class EngineFields:
         "speculation is identical in every dtype; none: where the kernels can do it",
         default=None,
     )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = option(
+        "dtype of the target's KV cache; auto: the model's; fp8, which is fp8_e4m3: float8_e4m3fn at scale 1",
+        default="auto",
+    )
     revision: str | None = option("revision of the model on the hub", default=None)
     seed: int = option("seeds requests that bring no seed", default=0)
     gpu_memory_utilization: float = option(

@@ -112,6 +112,7 @@ class ResolvedTarget:
     dtype: torch.dtype
     exact: bool
     info: TargetInfo
+    kv_dtype: torch.dtype  #: of its KV cache
 
 
 def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Ranks | None = None) -> Engine:
@@ -285,7 +286,7 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
         tokenizer=tokenizer,
     )
     exact = models.is_native(files) and _exact(args, dtype, device, info)
-    return ResolvedTarget(files, device, dtype, exact, info)
+    return ResolvedTarget(files, device, dtype, exact, info, _kv_dtype(args, dtype, device, info))
 
 
 def _manager(args: EngineArgs) -> PluginManager:
@@ -355,7 +356,7 @@ def _kv_layers(
 ) -> tuple[list[LayerShape], list[list[LayerShape]]]:
     """The target's layers, and the proposer's for each KVSpec."""
     info = target.info
-    shape = LayerShape(kv_heads, info.head_dim, info.value_dim or info.head_dim, target.dtype)
+    shape = LayerShape(kv_heads, info.head_dim, info.value_dim or info.head_dim, target.kv_dtype)
     drafts = [draft_layers(spec, target.dtype) for spec in needs.kv] if needs else []
     return [shape] * info.num_layers, drafts
 
@@ -382,6 +383,22 @@ def _exact(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: T
     if args.exact and obstacle:
         raise ConfigError(f"exact=True {obstacle}")
     return obstacle is None and args.exact is not False
+
+
+def _kv_dtype(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: TargetInfo) -> torch.dtype:
+    """What the target's KV is stored in; ConfigError where the kernels do not store float8."""
+    if args.kv_cache_dtype == "auto":
+        return dtype
+    obstacle = models.why_not_exact(dtype, device, target)  # its kernels are those that know float8
+    if args.attention_backend == "flashinfer":
+        obstacle = "is not to be had of attention_backend='flashinfer': leave that out"
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        obstacle = "takes a card of compute capability 8.9 on, such as L4 or H100"
+    if obstacle:
+        raise ConfigError(
+            f"kv_cache_dtype={args.kv_cache_dtype!r} {obstacle}; or leave kv_cache_dtype at 'auto'"
+        )
+    return torch.float8_e4m3fn
 
 
 def _attention_backend(args: EngineArgs, target: ResolvedTarget) -> RotatingBackend | None:

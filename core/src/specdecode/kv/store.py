@@ -74,7 +74,8 @@ class KVStore:
         """
         for cache in self.target:
             for tensor in cache:
-                flat = tensor.flatten(0, 1)
+                slots = tensor.flatten(0, 1)
+                flat = slots.view(torch.uint8) if slots.dtype.itemsize == 1 else slots  # not all know float8
                 flat[destination] = flat[source]
 
     @staticmethod

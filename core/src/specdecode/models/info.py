@@ -34,7 +34,8 @@ def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device
     """The dtype of weights and activations.
 
     ``"auto"`` is the config's, and float32 if it names none; on a CPU float16 becomes float32,
-    since few CPUs compute in float16.
+    since few CPUs compute in float16. Of a quantised checkpoint float16 becomes bfloat16, which its weights
+    are decoded to.
     """
     if dtype != "auto":
         return _dtype(dtype, f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
@@ -47,6 +48,8 @@ def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device
             "the model's config says float32 or no dtype, as files made of GGUF ones do: it is computed in "
             "float32; dtype='bfloat16' is several times as fast on this device"
         )
+    if resolved is torch.float16 and getattr(hf_config, "quantization_config", None):
+        return torch.bfloat16
     return torch.float32 if resolved is torch.float16 and device.type == "cpu" else resolved
 
 

@@ -26,7 +26,7 @@ def paged_attention(
 
     Args:
         query: ``[T, Hq, Dk]``; query heads ``h * Hq // Hkv ..`` share KV head ``h``.
-        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the query's dtype.
+        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the query's dtype or float8_e4m3fn.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
         meta: which slots each token sees; what is derived from it is kept in ``meta.plans``.
         scale: factor of the scores.

@@ -58,10 +58,11 @@ class _Plan:
 
 
 def can_attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, scale: float) -> bool:
-    """Whether heads have up to 256 dimensions, groups up to 32 heads, and queries and cache one dtype."""
+    """Whether heads have up to 256 dimensions, groups up to 32, and the cache their dtype or float8."""
     return (
         takes(query, key_cache, value_cache)
-        and key_cache.dtype is value_cache.dtype is query.dtype
+        and key_cache.dtype is value_cache.dtype
+        and key_cache.dtype in (query.dtype, torch.float8_e4m3fn)
         and max(key_cache.shape[3], value_cache.shape[3]) <= _MOST_DIM
         and query.shape[1] <= _QUERY_ROWS[-1] * key_cache.shape[2]
         and query.stride(2) == 1

@@ -101,6 +101,17 @@ def _level(EXTRA, token, live, entries, E: tl.constexpr):
 
 
 @triton.jit
+def _read(x, DTYPE: tl.constexpr):
+    """What a cache holds, in the dtype of the queries."""
+    if tl.float8e4nv == x.dtype and tl.float32 == DTYPE:  # by bits, which the interpreter can do as well
+        code = x.to(tl.uint8, bitcast=True).to(tl.int32)
+        value = ((code & 0x80) << 24 | (code & 0x7F) << 20).to(tl.float32, bitcast=True)
+        return tl.where((code & 0x7F) == 0x7F, float("nan"), value * 1.329227995784916e36)  # 2^120
+    else:
+        return x.to(DTYPE)
+
+
+@triton.jit
 def _tile(
     query, KEYS, VALUES, place, wanted, seen, dk, dv, ones, scale,
     DK: tl.constexpr, DV: tl.constexpr,
@@ -112,11 +123,13 @@ def _tile(
     values = tl.load(
         VALUES + (place * DV)[:, None] + dv[None, :], mask=wanted[:, None] & (dv < DV)[None, :], other=0.0
     )
+    keys = _read(keys, query.dtype)
+    values = _read(values, query.dtype)
     scores = tl.where(seen, tl.dot(query, tl.trans(keys), input_precision="ieee"), -float("inf"))
     # Scaled before the maximum: behind it, the product would be contracted with the difference in _merge.
     m = tl.max(scores * scale, 1)
     finite = tl.where(m == -float("inf"), 0.0, m)
-    weights = tl.exp2(tl.fma(scores, scale, -finite[:, None])).to(KEYS.dtype.element_ty)
+    weights = tl.exp2(tl.fma(scores, scale, -finite[:, None])).to(query.dtype)
     # A sum as a product: its order is the instruction's, whatever the registers' layout.
     mass = tl.max(tl.dot(weights, ones, input_precision="ieee"), 1)
     return m, mass, tl.dot(weights, values, input_precision="ieee")
@@ -273,7 +286,7 @@ def attend(
         mask=live[:, None] & (dk < DK)[None, :],
         other=0.0,
     )
-    ones = tl.full((TILE, 16), 1.0, dtype)
+    ones = tl.full((TILE, 16), 1.0, QUERY.dtype.element_ty)
     at = pair * units
     m = tl.full((QM,), -float("inf"), tl.float32)
     mass = tl.zeros((QM,), tl.float32)

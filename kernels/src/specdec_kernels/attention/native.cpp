@@ -147,7 +147,8 @@ void accumulate_all(Floats* sums, const float* weights, const float* factors, co
 }
 
 // Keys of sixteen positions, one at each of `rows` (null: none, zeros), by dimension: to[d * PARTS].
-void lay_out(const float* const* rows, int64_t dim, Floats* to) {
+template <typename C>
+void lay_out(const C* const* rows, int64_t dim, Floats* to) {
     for (int64_t d = 0; d < dim; d += LANES) {
         Floats square[LANES];
         for (int k = 0; k < LANES; ++k) square[k] = rows[k] ? load(rows[k] + d) : Floats{};
@@ -176,8 +177,8 @@ void lay_out(const BFloat16* const* rows, int64_t dim, Floats* to) {
     }
 }
 
-// One run of tokens with one KV head.
-template <typename T>
+// One run of tokens with one KV head; keys and values are stored as C.
+template <typename T, typename C>
 void attend(const Step& s, Run run, int64_t kv_head, std::vector<Floats>& memory, std::vector<int64_t>& path) {
     const int64_t tokens = run.end - run.begin, group = s.num_heads / s.kv_heads, count = tokens * group;
     const int64_t key_chunks = s.key_dim / LANES, value_chunks = s.value_dim / LANES;
@@ -213,11 +214,11 @@ void attend(const Step& s, Run run, int64_t kv_head, std::vector<Floats>& memory
             slots[p - tile] = blocks[logical / s.block_size] * s.block_size + logical % s.block_size;
         }
         for (int64_t part = 0; part < PARTS; ++part) {
-            const T* rows[LANES];
+            const C* rows[LANES];
             for (int64_t k = 0; k < LANES; ++k) {
                 const int64_t p = tile + part * LANES + k;
                 rows[k] = p < begin || p >= end ? nullptr
-                                                : (const T*)s.key_cache +
+                                                : (const C*)s.key_cache +
                                                       (slots[p - tile] * s.kv_heads + kv_head) * s.key_dim;
             }
             lay_out(rows, s.key_dim, keys + part);
@@ -225,7 +226,7 @@ void attend(const Step& s, Run run, int64_t kv_head, std::vector<Floats>& memory
         for (int64_t p = begin; p < end; ++p)
             for (int64_t c = 0; c < value_chunks; ++c)
                 values[(p - tile) * value_chunks + c] =
-                    load((const T*)s.value_cache + (slots[p - tile] * s.kv_heads + kv_head) * s.value_dim + c * LANES);
+                    load((const C*)s.value_cache + (slots[p - tile] * s.kv_heads + kv_head) * s.value_dim + c * LANES);
         // Tokens are in the order of their positions: those that end before the tile come first.
         score_all(queries, count, s.key_dim, keys, scores);
         for (int64_t t = 0; t < tokens; ++t) {
@@ -269,8 +270,8 @@ void attend(const Step& s, Run run, int64_t kv_head, std::vector<Floats>& memory
         }
 }
 
-template <typename T>
-void attend_step(const Step& s, int threads) {
+template <typename T, typename C>
+void attend_all(const Step& s, int threads) {
     const std::vector<Run> all = runs(s, threads);
     const int64_t items = (int64_t)all.size() * s.kv_heads;
 #pragma omp parallel num_threads(threads) if (threads > 1 && items > 1)
@@ -279,13 +280,22 @@ void attend_step(const Step& s, int threads) {
         std::vector<int64_t> path(s.levels + 1);
 #pragma omp for schedule(dynamic)
         for (int64_t item = items - 1; item >= 0; --item)  // the longest of a prompt first
-            attend<T>(s, all[item / s.kv_heads], item % s.kv_heads, memory, path);
+            attend<T, C>(s, all[item / s.kv_heads], item % s.kv_heads, memory, path);
     }
+}
+
+template <typename T>
+void attend_step(const Step& s, int float8, int threads) {
+    if (float8)
+        attend_all<T, E4M3>(s, threads);
+    else
+        attend_all<T, T>(s, threads);
 }
 
 }  // namespace
 
-extern "C" void specdec_paged_attention(int dtype, const void* query, const void* key_cache, const void* value_cache,
+// float8: keys and values are stored in it, else as the queries.
+extern "C" void specdec_paged_attention(int dtype, int float8, const void* query, const void* key_cache, const void* value_cache,
                                         const int64_t* rows, const int64_t* base, const int64_t* extra,
                                         const int64_t* table, void* out, int64_t tokens,
                                         int64_t query_stride, int64_t num_heads, int64_t kv_heads, int64_t key_dim,
@@ -293,5 +303,5 @@ extern "C" void specdec_paged_attention(int dtype, const void* query, const void
                                         int64_t first, int64_t window, float scale, int threads) {
     const Step step{query, key_cache, value_cache, rows, base, extra, table, out, tokens, query_stride,
                     num_heads, kv_heads, key_dim, value_dim, block_size, max_blocks, levels, first, window, scale};
-    SPECDEC_BY_DTYPE(dtype, attend_step, step, threads);
+    SPECDEC_BY_DTYPE(dtype, attend_step, step, float8, threads);
 }

@@ -15,11 +15,12 @@ _PARALLEL = 1 << 17
 
 
 def can_attend(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> bool:
-    """Whether head sizes are multiples of 16 up to 256, and queries and cache of one dtype."""
+    """Whether head sizes are multiples of 16 up to 256, and the cache of their dtype or float8_e4m3fn."""
     dims = (key_cache.shape[3], value_cache.shape[3])
     return (
         takes(query)
-        and key_cache.dtype is value_cache.dtype is query.dtype
+        and key_cache.dtype is value_cache.dtype
+        and key_cache.dtype in (query.dtype, torch.float8_e4m3fn)
         and all(dim % HEAD_DIM_STEP == 0 and dim <= _MOST_DIM for dim in dims)
         and query.shape[1] <= _MOST_GROUP * key_cache.shape[2]
         and query.stride(2) == 1
@@ -56,6 +57,7 @@ def paged_attention(
     threads = torch.get_num_threads() if keys * num_heads * key_dim > _PARALLEL else 1
     library().specdec_paged_attention(  # type: ignore[union-attr]  # `takes` asked for it
         DTYPES[query.dtype],
+        key_cache.dtype is torch.float8_e4m3fn,
         query.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),

@@ -18,6 +18,8 @@ def paged_attention(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
+    if key_cache.dtype is not query.dtype:
+        key_cache, value_cache = key_cache.to(query.dtype), value_cache.to(query.dtype)
     num_kv_heads = key_cache.shape[2]
     group = query.shape[1] // num_kv_heads
     plan = attention_plan(meta, window, group, query.dtype)

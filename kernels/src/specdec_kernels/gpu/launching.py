@@ -11,6 +11,8 @@ import torch
 
 #: What the Triton kernels compute in. float16 goes through the torch references.
 DTYPES = (torch.float32, torch.bfloat16)
+#: What a KV cache may be stored in beside them.
+_CACHED = torch.float8_e4m3fn
 #: Programmatic dependent launch came with Hopper.
 _DEPENDENT_LAUNCH = (9, 0)
 
@@ -29,11 +31,12 @@ def _compiled() -> bool:
 def takes(*tensors: torch.Tensor) -> bool:
     """Whether the kernels can work on ``tensors``: of a GPU, in float32 or bfloat16.
 
-    Under the interpreter, CPU tensors in float32 (its bfloat16 is wrong).
+    Under the interpreter, CPU tensors in float32 (its bfloat16 is wrong). float8 goes with either: a KV cache
+    may be stored in it.
     """
     if interpreted():
-        return all(tensor.dtype is torch.float32 and not tensor.is_cuda for tensor in tensors)
-    return _compiled() and all(tensor.is_cuda and tensor.dtype in DTYPES for tensor in tensors)
+        return all(tensor.dtype in (torch.float32, _CACHED) and not tensor.is_cuda for tensor in tensors)
+    return _compiled() and all(tensor.is_cuda and tensor.dtype in (*DTYPES, _CACHED) for tensor in tensors)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..gpu import takes
+from ..rotary import rotate
 from . import native, reference
 
 
@@ -28,6 +29,12 @@ def rotate_and_write_kv(
     Returns:
         The rotated queries, ``[T, Hq, D]``.
     """
+    if key_cache.dtype is torch.float8_e4m3fn and not heads.is_cuda:
+        kv_heads = key_cache.shape[2]
+        turned, value = heads.split((heads.shape[1] - kv_heads, kv_heads), 1)
+        query, key = rotate(turned.contiguous(), cos, sin).split((turned.shape[1] - kv_heads, kv_heads), 1)
+        write_kv(key, value, key_cache, value_cache, slots)
+        return query.contiguous()
     if takes(heads, key_cache, value_cache):
         from . import gpu
 
@@ -51,7 +58,8 @@ def write_kv(
     Args:
         key: ``[T, Hkv, Dk]``.
         value: ``[T, Hkv, Dv]``.
-        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the key's dtype.
+        key_cache: ``[num_blocks, block_size, Hkv, Dk]``, contiguous, of the key's dtype, or
+            float8_e4m3fn: what is beyond 448 becomes that.
         value_cache: ``[num_blocks, block_size, Hkv, Dv]``.
         slots: ``[T]`` int64, ``block * block_size + offset``.
     """

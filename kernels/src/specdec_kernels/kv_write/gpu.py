@@ -11,12 +11,12 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from ..gpu import launch, takes
-from ..rotary.gpu import can_rotate, turn
+from ..rotary.gpu import can_rotate, stored, turn
 
 _ELEMENTS = 1024
 #: Slots moved at a time in the registers of a program, and elements: more go through a copy in memory.
 _MOST_MOVED, _MOVED_ELEMENTS, _LEAST_WIDTH = 2048, 4096, 8
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float8_e4m3fn: tl.uint8}
 
 
 @triton.jit
@@ -33,8 +33,8 @@ def store_slots(
     slot = tl.load(SLOTS + t)
     key = tl.load(KEY + t * key_stride + i, mask=i < KEY_WIDTH)
     value = tl.load(VALUE + t * value_stride + i, mask=i < VALUE_WIDTH)
-    tl.store(KEYS + slot * KEY_WIDTH + i, key, mask=i < KEY_WIDTH)
-    tl.store(VALUES + slot * VALUE_WIDTH + i, value, mask=i < VALUE_WIDTH)
+    tl.store(KEYS + slot * KEY_WIDTH + i, stored(key, KEYS.dtype.element_ty), mask=i < KEY_WIDTH)
+    tl.store(VALUES + slot * VALUE_WIDTH + i, stored(value, VALUES.dtype.element_ty), mask=i < VALUE_WIDTH)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -62,10 +62,11 @@ def move_slots_of_caches(
 
 
 def can_write(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor) -> bool:
-    """Whether the heads of a token lie side by side, in the cache's dtype."""
+    """Whether the heads of a token lie side by side, in the cache's dtype or for one of float8_e4m3fn."""
     return (
         takes(key, value, key_cache)
-        and key.dtype is value.dtype is key_cache.dtype
+        and key.dtype is value.dtype
+        and key_cache.dtype in (key.dtype, torch.float8_e4m3fn)
         and _whole(key)
         and _whole(value)
     )
@@ -81,7 +82,7 @@ def can_rotate_and_write(
     """Whether keys and values are of one size, and the heads can be rotated."""
     return (
         takes(heads, key_cache, value_cache)
-        and heads.dtype is key_cache.dtype
+        and key_cache.dtype in (heads.dtype, torch.float8_e4m3fn)
         and key_cache.shape == value_cache.shape
         and can_rotate(heads, cos, sin)
     )

@@ -18,6 +18,34 @@ extern "C" void specdec_write_kv(const char* key, const char* value, char* key_c
 namespace {
 
 template <typename T>
+void write_rows(const void* from, E4M3* cache, const int64_t* slots, int64_t tokens, int64_t stride, int64_t width) {
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const int64_t count = width - i < LANES ? width - i : LANES;
+            store_some(cache + slots[t] * width + i, load_some((const T*)from + t * stride + i, count), count);
+        }
+}
+
+template <typename T>
+void write_kv8(const void* key, const void* value, void* key_cache, void* value_cache, const int64_t* slots,
+               int64_t tokens, int64_t key_stride, int64_t value_stride, int64_t key_width, int64_t value_width) {
+    write_rows<T>(key, (E4M3*)key_cache, slots, tokens, key_stride, key_width);
+    write_rows<T>(value, (E4M3*)value_cache, slots, tokens, value_stride, value_width);
+}
+
+}  // namespace
+
+// The same into caches of float8_e4m3fn; strides and widths in elements.
+extern "C" void specdec_write_kv8(int dtype, const void* key, const void* value, void* key_cache, void* value_cache,
+                                  const int64_t* slots, int64_t tokens, int64_t key_stride, int64_t value_stride,
+                                  int64_t key_width, int64_t value_width) {
+    SPECDEC_BY_DTYPE(dtype, write_kv8, key, value, key_cache, value_cache, slots, tokens, key_stride, value_stride,
+                     key_width, value_width);
+}
+
+namespace {
+
+template <typename T>
 void rotate_and_write(const void* heads, const float* cos, const float* sin, void* query, void* key_cache,
                       void* value_cache, const int64_t* slots, int64_t tokens, int64_t num_heads, int64_t kv_heads,
                       int64_t dim, int64_t half) {

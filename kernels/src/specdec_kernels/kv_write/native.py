@@ -8,8 +8,14 @@ from ..native import DTYPES, library, takes
 
 
 def can_write(key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor) -> bool:
-    """Whether the heads of a token lie side by side, in the cache's dtype."""
-    return takes(key) and key.dtype is value.dtype is key_cache.dtype and _whole(key) and _whole(value)
+    """Whether the heads of a token lie side by side, in the cache's dtype or for one of float8_e4m3fn."""
+    return (
+        takes(key)
+        and key.dtype is value.dtype
+        and key_cache.dtype in (key.dtype, torch.float8_e4m3fn)
+        and _whole(key)
+        and _whole(value)
+    )
 
 
 def can_rotate_and_write(
@@ -63,6 +69,21 @@ def write_kv(
 ) -> None:
     size = key.element_size()
     slots = slots.contiguous()
+    if key_cache.dtype is not key.dtype:
+        library().specdec_write_kv8(  # type: ignore[union-attr]
+            DTYPES[key.dtype],
+            key.data_ptr(),
+            value.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            slots.data_ptr(),
+            key.shape[0],
+            key.stride(0),
+            value.stride(0),
+            key.shape[1] * key.shape[2],
+            value.shape[1] * value.shape[2],
+        )
+        return
     library().specdec_write_kv(  # type: ignore[union-attr]  # `takes` asked for it
         key.data_ptr(),
         value.data_ptr(),

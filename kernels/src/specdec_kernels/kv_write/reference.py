@@ -8,6 +8,21 @@ import torch
 
 from ..rotary.reference import rotate
 
+#: The greatest float8_e4m3fn.
+FLOAT8_MAX = 448.0
+
+
+def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` as a cache of ``dtype`` holds it; in float8 what is too large becomes the greatest."""
+    if dtype is torch.float8_e4m3fn:
+        x = x.float().clamp(-FLOAT8_MAX, FLOAT8_MAX)
+    return x.to(dtype)
+
+
+def as_bits(cache: torch.Tensor) -> torch.Tensor:
+    """``cache`` for operations that know no float8."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
+
 
 def rotate_and_write_kv(
     heads: torch.Tensor,
@@ -31,13 +46,13 @@ def write_kv(
     value_cache: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    key_cache.flatten(0, 1).index_copy_(0, slots, key)
-    value_cache.flatten(0, 1).index_copy_(0, slots, value)
+    for new, cache in ((key, key_cache), (value, value_cache)):
+        as_bits(cache).flatten(0, 1).index_copy_(0, slots, as_bits(stored(new, cache.dtype)))
 
 
 def move_slots(
     caches: Sequence[tuple[torch.Tensor, torch.Tensor]], source: torch.Tensor, destination: torch.Tensor
 ) -> None:
     for cache in (part for pair in caches for part in pair):
-        slots = cache.flatten(0, 1)
+        slots = as_bits(cache).flatten(0, 1)
         slots.index_copy_(0, destination, slots.index_select(0, source))

@@ -24,6 +24,10 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+struct E4M3 {  // 4 bits of exponent, no infinity
+    uint8_t bits;
+};
+
 struct Half {  // IEEE's, 5 bits of exponent
     uint16_t bits;
 };
@@ -49,6 +53,10 @@ static inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 
+static inline Floats choose(Ints where, Floats yes, Floats no) {
+    return (Floats)((where & (Ints)yes) | (~where & (Ints)no));
+}
+
 static inline Floats splat(float value) { return Floats{} + value; }
 
 static inline Floats load(const float* from) {
@@ -61,6 +69,18 @@ static inline Floats load(const BFloat16* from) {
     Halves halves;
     std::memcpy(&halves, from, sizeof halves);
     return (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+// float8_e4m3fn: sign, exponent and mantissa where a float has them; 2^120 makes up for the biases.
+static inline Floats load(const E4M3* from) {
+    unsigned char bytes[LANES];
+    std::memcpy(bytes, from, sizeof bytes);
+    Words code;
+    for (int i = 0; i < LANES; ++i) code[i] = bytes[i];
+    const Words magnitude = code & 0x7f;
+    const Floats value = (Floats)((code & 0x80) << 24 | magnitude << 20) * splat(1.329227995784916e36f);
+    const Ints nan = (Ints)(magnitude == 0x7f);
+    return (Floats)((nan & 0x7fc00000) | (~nan & (Ints)value));
 }
 
 static inline Floats load(const Half* from) {
@@ -89,6 +109,23 @@ static inline void store(BFloat16* to, Floats values) {
     const Words nan = (Words)(values != values);
     const Halves halves = __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), Halves);
     std::memcpy(to, &halves, sizeof halves);
+}
+
+// Rounds to nearest, ties to even; what is beyond 448 becomes that.
+static inline void store(E4M3* to, Floats values) {
+    const Words bits = (Words)values, sign = bits >> 24 & 0x80;
+    Floats magnitude = (Floats)(bits & 0x7fffffff);
+    const Ints nan = magnitude != magnitude;
+    magnitude = choose(magnitude > 448.0f, splat(448.0f), magnitude);
+    const Words own = (Words)magnitude;
+    const Words normal = ((own + 0x7ffff + ((own >> 20) & 1)) >> 20) - (120 << 3);
+    // below 2^-6 in steps of 2^-9, which is what a sum with 2^14 is rounded to
+    const Words small = (Words)(magnitude + 16384.0f) - 0x46800000;
+    const Words code = (Words)choose(magnitude < 0.015625f, (Floats)small, (Floats)normal);
+    const Words result = sign | (code & ~(Words)nan) | ((Words)nan & 0x7f);
+    unsigned char bytes[LANES];
+    for (int i = 0; i < LANES; ++i) bytes[i] = (unsigned char)result[i];
+    std::memcpy(to, bytes, sizeof bytes);
 }
 
 // The first `count` lanes; the others are zero.
@@ -134,9 +171,6 @@ static inline Floats as_stored(const BFloat16*, Floats values) {
     values = COMBINE(values, __builtin_shufflevector(values, values, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, \
                                                      15, 14));
 
-static inline Floats choose(Ints where, Floats yes, Floats no) {
-    return (Floats)((where & (Ints)yes) | (~where & (Ints)no));
-}
 
 static inline Floats add(Floats a, Floats b) { return a + b; }
 static inline Floats maximum(Floats a, Floats b) { return choose(a > b, a, b); }

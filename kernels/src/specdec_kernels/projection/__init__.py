@@ -124,7 +124,8 @@ def project_qkv(
         positions: ``[T]`` int64, each below ``P``. They and the slots may be read before the kernel right
             before has ended, which must not write them.
         write_slots: ``[T]`` int64, ``block * block_size + offset``.
-        key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the stream's dtype, contiguous.
+        key_cache, value_cache: ``[num_blocks, block_size, Hkv, D]`` of the stream's dtype or
+            float8_e4m3fn, contiguous.
         query_gain, key_gain: ``[D]``, both or neither.
         rotate: False for layers without positions.
         delta: ``[T, (Hq + 2 Hkv) D]``, added to the products of ``stream.scaled`` before they are divided by

@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from ..gpu.sums import tree_sum
+from ..rotary.gpu import stored
 from .mainloop import (
     accumulate_pairs,
     halves,
@@ -212,13 +213,13 @@ def _heads(
         if first < HQ + HKV:
             at = slot[None, :] * (HKV * D) + ((head - HQ) * D)[:, None]
             inside = (there & (head >= HQ) & (head < HQ + HKV))[:, None] & token
-            tl.store(KEYS + at + low[:, None], x, mask=inside)
-            tl.store(KEYS + at + high[:, None], y, mask=inside)
+            tl.store(KEYS + at + low[:, None], stored(x, KEYS.dtype.element_ty), mask=inside)
+            tl.store(KEYS + at + high[:, None], stored(y, KEYS.dtype.element_ty), mask=inside)
         if last >= HQ + HKV:
             at = slot[None, :] * (HKV * D) + ((head - HQ - HKV) * D)[:, None]
             inside = (there & (head >= HQ + HKV))[:, None] & token
-            tl.store(VALUES + at + low[:, None], x, mask=inside)
-            tl.store(VALUES + at + high[:, None], y, mask=inside)
+            tl.store(VALUES + at + low[:, None], stored(x, VALUES.dtype.element_ty), mask=inside)
+            tl.store(VALUES + at + high[:, None], stored(y, VALUES.dtype.element_ty), mask=inside)
 
 
 @triton.jit

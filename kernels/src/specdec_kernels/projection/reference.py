@@ -70,7 +70,7 @@ def project_qkv(
         table = cos[positions], sin[positions]
         query, key = rotate_heads(query.contiguous(), *table), rotate_heads(key.contiguous(), *table)
     dtype = stream.scaled.dtype
-    write_kv(key.to(dtype), value.to(dtype), key_cache, value_cache, write_slots)
+    write_kv(key, value, key_cache, value_cache, write_slots)
     return query.to(dtype)
 
 

@@ -16,6 +16,23 @@ from ..gpu import launch, takes
 _ELEMENTS = 2048
 
 
+@triton.jit
+def stored(x, DTYPE: tl.constexpr):
+    """``x`` as a cache of ``DTYPE`` holds it; in float8 what is too large becomes the greatest, NaN stays."""
+    if tl.float8e4nv == DTYPE:  # by bits, which the interpreter can do as well
+        x = x.to(tl.float32)
+        size = tl.where(tl.abs(x) > 448.0, 448.0, tl.abs(x))
+        bits = size.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - (120 << 3)
+        # below 2^-6 in steps of 2^-9, which is what a sum with 2^14 is rounded to
+        small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        code = tl.where(x != x, 0x7F, tl.where(size < 0.015625, small, normal))
+        code = code | (x.to(tl.int32, bitcast=True) >> 24 & 0x80)
+        return code.to(tl.uint8).to(DTYPE, bitcast=True)
+    else:
+        return x.to(DTYPE)
+
+
 @triton.jit(do_not_specialize=["count"])
 def rotate_heads(
     HEADS, COS, SIN, QUERY, KEYS, VALUES, SLOTS, token_stride, head_stride, count,
@@ -49,8 +66,16 @@ def rotate_heads(
         slot = tl.load(SLOTS + t)
         key = head - KEPT
         place = (slot * KV_HEADS + key[:, None]) * D + d[None, :]
-        tl.store(KEYS + place, result, mask=inside & ((key >= 0) & (key < KV_HEADS))[:, None])
-        tl.store(VALUES + (place - KV_HEADS * D), result, mask=inside & (key >= KV_HEADS)[:, None])
+        tl.store(
+            KEYS + place,
+            stored(result, KEYS.dtype.element_ty),
+            mask=inside & ((key >= 0) & (key < KV_HEADS))[:, None],
+        )
+        tl.store(
+            VALUES + (place - KV_HEADS * D),
+            stored(result, VALUES.dtype.element_ty),
+            mask=inside & (key >= KV_HEADS)[:, None],
+        )
 
 
 def can_rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
