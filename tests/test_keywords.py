@@ -98,6 +98,9 @@ WORKS = {
     "max_loras": (1, None),  # others want enable_lora: core/tests/lora
     "max_lora_rank": (16, None),
     "max_cpu_loras": (None, None),
+    "limit_mm_per_prompt": ({"image": 0}, None),  # more: tests/images
+    "allowed_local_media_path": ("/tmp", None),
+    "allowed_media_domains": (["localhost"], None),
     "disable_plugins": (
         ["nobody"], lambda llm, path: llm.llm_engine.args.disable_plugins == ("nobody",)
     ),

@@ -20,12 +20,14 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         from specdecode.testing.tiny import tiny_checkpoint
+        from specdecode.testing.tiny_vision import tiny_vision_checkpoint
 
         self._folder = folder
         #: With a tokenizer and chat template, and layers enough for EAGLE-3 to read.
         self.target = tiny_checkpoint(folder / "target", num_hidden_layers=6)
         self._writers: dict[str, Callable[[Path], Path]] = {
             "draft": lambda path: tiny_checkpoint(path, num_hidden_layers=1),
+            "smolvlm": tiny_vision_checkpoint,
             "head": lambda path: self._testing("eagle").write_head(path, "eagle", self.target),
             "eagle3": lambda path: self._testing("eagle").write_head(path, "eagle3", self.target),
             "heads": lambda path: self._testing("medusa").write_heads(path, "medusa-1", self.target),
@@ -75,7 +77,9 @@ class Stage:
 
         def start(llm: Any, model: str, *, speculative_config: Any = None, **options: Any) -> None:
             staged = speculative_config and self.speculation(speculative_config)
-            plain.__init__(llm, self.path(model), speculative_config=staged, **small | options)
+            path = self.path(model)
+            own = {"tokenizer": None} if (Path(path) / "preprocessor_config.json").is_file() else {}
+            plain.__init__(llm, path, speculative_config=staged, **small | own | options)
 
         return type(plain.__name__, (plain,), {"__init__": start})
 

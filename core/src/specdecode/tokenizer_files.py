@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ class TokenizerFiles:
 
         path = self._folder()
         try:
-            return AutoTokenizer.from_pretrained(path, trust_remote_code=self.trust_remote_code)
+            found = AutoTokenizer.from_pretrained(path, trust_remote_code=self.trust_remote_code)
+            template = path / "chat_template.json"  # where models that take images keep it
+            if not found.chat_template and template.is_file():
+                found.chat_template = json.loads(template.read_text("utf-8"))["chat_template"]
+            return found
         except Exception as error:  # transformers documents no set of errors for what the files may hold
             raise ConfigError(
                 f"{path} has no tokenizer that can be read ({error}); name another with tokenizer=, "

@@ -130,13 +130,18 @@ def test_arguments_of_tool_calls_become_mappings(tokenizer):
         (["hi"], "messages[0] must be a mapping with role and content, got 'hi'"),
         ([{"content": "hi"}], "messages[0].role must be a name such as 'user', got None"),
         ([HI, {"role": "user"}], "messages[1].content is missing"),
-        ([{"role": "user", "content": 3}], "messages[0].content must be a text or a list of text parts"),
+        ([{"role": "user", "content": 3}], "messages[0].content must be a text or a list of parts"),
         ([{"role": "user", "content": [3]}], "messages[0].content[0] must be a text part"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text must be a text"),
         *[
             ([{"role": "user", "content": ["x", {"type": kind, kind: {}}]}],
-             f"messages[0].content[1] is of type {kind!r}, which is refused: only text is built so far")
-            for kind in ("image_url", "input_audio", "video_url", "image_embeds", "file")
+             f"messages[0].content[1] is of type {kind!r}, which is refused: only text and images are")
+            for kind in ("input_audio", "video_url", "image_embeds", "file")
+        ],
+        *[
+            ([{"role": "user", "content": ["x", {"type": kind, kind: {}}]}],
+             f"messages[0].content[1] is of type {kind!r}, which is refused: this model takes text only")
+            for kind in ("image_url", "input_image", "image_pil")
         ],
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
          "messages[0].tool_calls[0].function.arguments is not JSON"),

@@ -124,7 +124,9 @@ class Answers:
                 return {"prompt_token_ids": np.asarray(row[name]).tolist()}
             case "messages":
                 messages = [dict(message) for message in row["messages"]]
-                return chat_prompt(self._llm.get_tokenizer(), messages, ChatOptions())
+                return chat_prompt(
+                    self._llm.get_tokenizer(), messages, ChatOptions(), media=self._llm.facts.media
+                )
         raise ConfigError(f"the row has no prompt: give it one of the columns {', '.join(PROMPT_COLUMNS)}")
 
     def __del__(self) -> None:

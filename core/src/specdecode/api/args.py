@@ -13,6 +13,9 @@ from ..structured.params import StructuredOutputsConfig
 from .keywords import drop_foreign, foreign_keywords
 from .legacy import FLAT, OLD, ROOT, modernise
 
+#: Keys of vLLM's ``limit_mm_per_prompt``.
+MODALITIES = ("image", "video", "audio", "vision_chunk")
+
 
 def _fraction(_: Any, __: Any, value: float) -> None:
     if not 0 < value <= 1:
@@ -22,6 +25,16 @@ def _fraction(_: Any, __: Any, value: float) -> None:
 def _share(_: Any, __: Any, value: float) -> None:
     if not 0 <= value <= 1:
         raise ValueError(f"must be between 0 and 1, got {value!r}")
+
+
+def _limits(_: Any, __: Any, value: Mapping[str, int] | None) -> None:
+    for name, limit in (value or {}).items():
+        if name not in MODALITIES:
+            raise ValueError(f"must have keys of {', '.join(MODALITIES)}, got {name!r}")
+        if limit < 0:
+            raise ValueError(f"must give numbers of items from 0 on, got {limit} for {name!r}")
+        if limit and name != "image":
+            raise ValueError(f"asks for {name} inputs, which are not built: leave it out, or say 0")
 
 
 @attrs.frozen(kw_only=True)
@@ -123,6 +136,17 @@ class EngineFields:
     max_lora_rank: int = option("highest rank of an adapter", default=16, validator=within(1, 512))
     max_cpu_loras: int | None = option(
         "adapters whose weights are kept on the host; none: max_loras", default=None, validator=within(1)
+    )
+    limit_mm_per_prompt: dict[str, int] | None = option(
+        "most images of a prompt, as {'image': 2}; 0: text only, without vision tower; none: all that fit",
+        default=None,
+        validator=_limits,
+    )
+    allowed_local_media_path: str | None = option(
+        "directory whose images conversations may name by file: URLs; none: no file is read", default=None
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        "hosts from which images that conversations name are fetched; empty: none", default=()
     )
     disable_plugins: tuple[str, ...] = option("plugin families not to load", default=())
     speculative_config: Any = option(

@@ -47,12 +47,14 @@ from ..layers.flashinfer_backend import flashinfer_backend
 from ..lora.manager import LoRAManager
 from ..plugins import PluginManager, Prepared, default_manager, prepare, read_checkpoint
 from ..runner.graphs import row_buckets
+from ..runner.images import EncodedImages
 from ..runner.profiling import measure_steps, target_costs
 from ..runner.runner import ModelRunner
 from ..verify import Rule, Synthetic, Typical, rule
 from .adapters import adapters_in_use, check_adapters, room_for_adapters
 from .args import EngineArgs
 from .drafting_pace import check_schedule, make_pacer, most_tokens, widths_of
+from .images import ImageDoor
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
 from .overlapping import captures, make_steady, max_slots, overlaps
 
@@ -82,6 +84,7 @@ class Engine:
     core: EngineCore
     target: TargetInfo
     tokenizer: Any
+    door: ImageDoor | None  #: puts images into prompts; None: the model takes text only
     eos_ids: frozenset[int]
     defaults: Mapping[str, Any]  #: sampling parameters of the model's generation config
     memory: MemoryPlan
@@ -134,9 +137,10 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Rank
     prepared = _prepare_proposer(args, manager, target.info)
     assert target.info.tokenizer is not None
     tokenizer = None if args.skip_tokenizer_init else target.info.tokenizer.load()
+    door = _image_door(args, target, tokenizer)
     ranks = ranks or start_ranks(args, args.tensor_parallel_size, target.device, executor)
     with ranks.together():
-        return _load(args, manager, target, prepared, tokenizer, ranks)
+        return _load(args, manager, target, prepared, tokenizer, door, ranks)
 
 
 def _load(
@@ -145,6 +149,7 @@ def _load(
     target: ResolvedTarget,
     prepared: Prepared | None,
     tokenizer: Any,
+    door: ImageDoor | None,
     ranks: Ranks,
 ) -> Engine:
     """What takes memory, in the order in which it is taken; all ranks at once."""
@@ -166,6 +171,8 @@ def _load(
         )
     with stage("making room for adapters", target.device, remedy="lower max_loras or max_lora_rank"):
         adapters = room_for_adapters(args, model, exact=target.exact)
+    with stage("loading the vision tower", target.device, remedy="set limit_mm_per_prompt={'image': 0}"):
+        images = None if door is None else _load_tower(args, target)
     remedy = "use a smaller draft model, or speculate by a method without weights"
     with stage("loading the draft method", target.device, remedy=remedy) as drafter:
         handle = _handle(prepared, model, target, group)
@@ -174,14 +181,14 @@ def _load(
     layers, drafts = _kv_layers(target, model.kv_heads, needs)
     widths = widths_of(prepared)
     memory = _plan_memory(
-        args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group, adapters
+        args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group, adapters, images
     )
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
     remedy = "lower gpu_memory_utilization or num_gpu_blocks_override, or end what else runs there"
     with stage("allocating the KV cache", target.device, remedy=remedy, plan=memory):
         store = KVStore(memory.num_blocks, args.block_size, layers, drafts, target.device)
-    runner = ModelRunner(model, store, pool, target.device, needs, max_slots(args, info, needs))
+    runner = ModelRunner(model, store, pool, target.device, needs, max_slots(args, info, needs), images)
     remedy = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True"
     with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
         if prepared is not None and proposer is not None:
@@ -205,6 +212,7 @@ def _load(
         core=core,
         target=info,
         tokenizer=tokenizer,
+        door=door,
         eos_ids=frozenset(models.eos_token_ids(target.files)),
         defaults=models.default_sampling(target.files),
         memory=memory,
@@ -228,6 +236,7 @@ def _plan_memory(
     num_widths: int,
     group: Group,
     adapters: LoRAManager | None,
+    images: EncodedImages | None,
 ) -> MemoryPlan:
     """Measure what the largest steps take, and give KV the rest."""
     remedy = "lower max_num_batched_tokens or max_num_seqs, or use a smaller model"
@@ -255,6 +264,7 @@ def _plan_memory(
         adapter_bytes=adapters.num_bytes if adapters else 0,
         steps=steps,
         graph_bytes=graph_reserve(steps, num_graphs),
+        image_bytes=0 if images is None else images.reserve(),
         group=group,
     )
 
@@ -287,6 +297,36 @@ def _resolve_target(args: EngineArgs) -> ResolvedTarget:
     )
     exact = models.is_native(files) and _exact(args, dtype, device, info)
     return ResolvedTarget(files, device, dtype, exact, info, _kv_dtype(args, dtype, device, info))
+
+
+def _image_door(args: EngineArgs, target: ResolvedTarget, tokenizer: Any) -> ImageDoor | None:
+    """What puts images into prompts; None: the model takes none, or is not to.
+
+    Raises:
+        ConfigError, Unsupported: it takes images, and what that needs is not there or does not go together.
+    """
+    most = (args.limit_mm_per_prompt or {}).get("image")
+    if target.files.vision is None or most == 0:
+        return None
+    without = "limit_mm_per_prompt={'image': 0} takes text only"
+    if tokenizer is None:
+        raise ConfigError(
+            f"model {args.model!r} takes images, whose placeholders a tokenizer writes: leave "
+            f"skip_tokenizer_init out, or {without}"
+        )
+    if args.tensor_parallel_size > 1:
+        raise Unsupported(
+            f"tensor_parallel_size={args.tensor_parallel_size} does not go together with images in this "
+            f"version: set it to 1, or {without}"
+        )
+    return ImageDoor(models.ImagePreprocessor(target.files, tokenizer, target.dtype), most)
+
+
+def _load_tower(args: EngineArgs, target: ResolvedTarget) -> EncodedImages:
+    tower = models.VisionTower(
+        target.files, dtype=target.dtype, device=target.device, load_format=args.load_format
+    )
+    return EncodedImages(tower)
 
 
 def _manager(args: EngineArgs) -> PluginManager:

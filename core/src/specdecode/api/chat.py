@@ -10,11 +10,21 @@ import attrs
 
 from ..contract import ConfigError
 from ..inputs import TokensPrompt
+from .images import TEXT_ONLY, is_image
+from .media import MediaPolicy
 
 ContentFormat = Literal["auto", "string", "openai"]
 
 #: Types of content parts that are text, and the key that holds it.
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+#: Types of content parts that are images, and the key that holds a URL or a PIL image.
+IMAGE_PARTS = {
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "image_pil": "image_pil",
+    "image": "image",
+}
 
 #: What :class:`ChatOptions` or core itself tells ``apply_chat_template``; all else is the template's.
 _TAKEN = (
@@ -58,7 +68,16 @@ class ChatOptions:
             raise ConfigError(*faults)
 
 
-def chat_prompts(tokenizer: Any, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
+@attrs.frozen
+class Image:
+    """A content part that is one: a URL's, read, or as it was given."""
+
+    image: Any
+
+
+def chat_prompts(
+    tokenizer: Any, messages: Any, options: ChatOptions, media: MediaPolicy | None = None
+) -> list[TokensPrompt]:
     """The prompts of one conversation, or of a list of them.
 
     Raises:
@@ -70,31 +89,38 @@ def chat_prompts(tokenizer: Any, messages: Any, options: ChatOptions) -> list[To
             f"such lists, got {_shown(messages)}"
         )
     if isinstance(messages[0], Mapping):
-        return [chat_prompt(tokenizer, messages, options)]
+        return [chat_prompt(tokenizer, messages, options, media=media)]
     return [
-        chat_prompt(tokenizer, conversation, options, where=f"messages[{index}]")
+        chat_prompt(tokenizer, conversation, options, where=f"messages[{index}]", media=media)
         for index, conversation in enumerate(messages)
     ]
 
 
 def chat_prompt(
-    tokenizer: Any, conversation: Any, options: ChatOptions, *, where: str = "messages"
+    tokenizer: Any,
+    conversation: Any,
+    options: ChatOptions,
+    *,
+    where: str = "messages",
+    media: MediaPolicy | None = None,
 ) -> TokensPrompt:
     """The prompt that ``conversation`` is in the chat template.
 
     Args:
         tokenizer: a transformers tokenizer.
         where: what messages of errors call the conversation.
+        media: which images it may hold; None: the model takes text only.
 
     Raises:
-        ConfigError: there is no tokenizer or template, a message is malformed or holds what is no
-            text, or the template refuses the conversation.
+        ConfigError: there is no tokenizer or template, a message is malformed or holds what is
+            neither text nor an image that may be read, or the template refuses the conversation.
     """
     template = _template_of(tokenizer, options)
     as_parts = options.content_format == "openai" or (
         options.content_format == "auto" and _loops_over_content(template)
     )
-    messages = _messages(conversation, where, as_parts=as_parts)
+    images: list[Any] = []
+    messages = _messages(conversation, where, as_parts=as_parts, media=media, images=images)
     try:
         text = tokenizer.apply_chat_template(
             messages,
@@ -109,7 +135,10 @@ def chat_prompt(
         raise ConfigError(f"{where}: the chat template refuses it: {error}") from error
     # The template wrote the special tokens that belong there.
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return TokensPrompt(prompt_token_ids=list(ids), prompt=text)
+    prompt = TokensPrompt(prompt_token_ids=list(ids), prompt=text)
+    if images:
+        prompt["multi_modal_data"] = {"image": images}
+    return prompt
 
 
 def _template_of(tokenizer: Any, options: ChatOptions) -> str:
@@ -154,14 +183,19 @@ def _is_content(node: Any) -> bool:
     )
 
 
-def _messages(conversation: Any, where: str, *, as_parts: bool) -> list[dict[str, Any]]:
+def _messages(
+    conversation: Any, where: str, *, as_parts: bool, media: MediaPolicy | None, images: list[Any]
+) -> list[dict[str, Any]]:
+    """What the template is given; their images go to ``images``, in order."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str) or not conversation:
         raise ConfigError(f"{where} must be a list of messages, got {_shown(conversation)}")
     messages: list[dict[str, Any]] = []
     faults: list[str] = []
     for index, message in enumerate(conversation):
         try:
-            messages.append(_message(message, f"{where}[{index}]", as_parts=as_parts))
+            messages.append(
+                _message(message, f"{where}[{index}]", as_parts=as_parts, media=media, images=images)
+            )
         except ConfigError as error:
             faults += error.faults
     if faults:
@@ -169,7 +203,9 @@ def _messages(conversation: Any, where: str, *, as_parts: bool) -> list[dict[str
     return messages
 
 
-def _message(message: Any, where: str, *, as_parts: bool) -> dict[str, Any]:
+def _message(
+    message: Any, where: str, *, as_parts: bool, media: MediaPolicy | None, images: list[Any]
+) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where} must be a mapping with role and content, got {_shown(message)}")
     role = message.get("role")
@@ -178,8 +214,16 @@ def _message(message: Any, where: str, *, as_parts: bool) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if message.get("content") is None and not calls:
         raise ConfigError(f"{where}.content is missing: give a text")
-    texts = _texts(message.get("content"), f"{where}.content")
-    content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
+    parts = _parts(message.get("content"), f"{where}.content", media)
+    images += [part.image for part in parts if isinstance(part, Image)]
+    content: Any
+    if as_parts:
+        content = [
+            {"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in parts
+        ]
+    else:
+        token = media.image_token if media is not None else ""
+        content = "\n".join(token if isinstance(part, Image) else part for part in parts)
     told = {**message, "content": content}
     if calls:
         told["tool_calls"] = [
@@ -188,18 +232,18 @@ def _message(message: Any, where: str, *, as_parts: bool) -> dict[str, Any]:
     return told
 
 
-def _texts(content: Any, where: str) -> list[str]:
-    """The texts of a message: its parts, or the one it is."""
+def _parts(content: Any, where: str, media: MediaPolicy | None) -> list[str | Image]:
+    """The texts and images of a message: its parts, or the one text it is."""
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, Sequence):
-        raise ConfigError(f"{where} must be a text or a list of text parts, got {_shown(content)}")
-    return [_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
+        raise ConfigError(f"{where} must be a text or a list of parts, got {_shown(content)}")
+    return [_part(part, f"{where}[{index}]", media) for index, part in enumerate(content)]
 
 
-def _text(part: Any, where: str) -> str:
+def _part(part: Any, where: str, media: MediaPolicy | None) -> str | Image:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
@@ -207,12 +251,31 @@ def _text(part: Any, where: str) -> str:
         raise ConfigError(
             f"{where} must be a text part such as {{'type': 'text', 'text': '...'}}, got {_shown(part)}"
         )
+    if kind in IMAGE_PARTS:
+        if media is None:
+            raise ConfigError(f"{where} is of type {kind!r}, which is refused: {TEXT_ONLY}")
+        return _image(part.get(IMAGE_PARTS[kind]), f"{where}.{IMAGE_PARTS[kind]}", media)
     if kind not in TEXT_PARTS:
-        raise ConfigError(f"{where} is of type {kind!r}, which is refused: only text is built so far")
+        raise ConfigError(
+            f"{where} is of type {kind!r}, which is refused: only text and images are built so far"
+        )
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise ConfigError(f"{where}.{TEXT_PARTS[kind]} must be a text, got {_shown(text)}")
     return text
+
+
+def _image(given: Any, where: str, media: MediaPolicy) -> Image:
+    """``given``: a URL, ``{"url": URL}``, or a PIL image."""
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if isinstance(url, str):
+        return Image(media.read(url, where))
+    if is_image(given):
+        return Image(given)
+    raise ConfigError(
+        f"{where} must be a URL such as {{'url': 'data:image/png;base64,...'}}, or a PIL.Image.Image, got "
+        f"{_shown(given)}"
+    )
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..sampling.seeds import UnseededStream, resolve_seed
 from ..structured import GrammarCompiler, GrammarState
 from .args import EngineArgs
 from .assemble import Engine, assemble
+from .media import MediaPolicy
 from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import TokenizedPrompt, check_prompt, tokenize, tokenizing, truncate
@@ -77,6 +78,7 @@ class LLMEngine:
         self.core = engine.core
         self.target: TargetInfo = engine.target
         self.tokenizer = engine.tokenizer
+        self.door = engine.door
         self.method = engine.method
         self.memory = engine.memory
         self.adapters = engine.adapters  #: None without enable_lora
@@ -135,8 +137,8 @@ class LLMEngine:
                     "accepts drafts whatever their tokens: use another rule, or leave structured_outputs out"
                 )
             self._grammars.check(params.structure)
-        tokenized = tokenize(prompt, self.tokenizer, where=where)
-        tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len)
+        tokenized = tokenize(prompt, self.tokenizer, door=self.door, where=where)
+        tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len, where=where)
         check_prompt(tokenized, self.target.vocab_size, self.target.max_model_len, where=where)
         return tokenized
 
@@ -274,6 +276,7 @@ class LLMEngine:
             limit=min(longest, wanted),
             eos_ids=eos_ids,
             stop_ids=tuple(sorted({*eos_ids, *params.stop_token_ids})),
+            images=prompt.images,
             leader=leader,
             history=TokenHistory(prompt.token_ids) if needs_history(params) else None,
             bad_words=self._bad_words(params.bad_words or ()),
@@ -506,6 +509,17 @@ class LLMEngine:
             raise self._lost
 
     # -- the rest -------------------------------------------------------------------------------
+    @property
+    def media(self) -> MediaPolicy | None:
+        """Which images conversations may name; None: the model takes text only."""
+        if self.door is None:
+            return None
+        return MediaPolicy(
+            image_token=self.door.preprocessor.image_token,
+            local_path=self.args.allowed_local_media_path,
+            domains=self.args.allowed_media_domains,
+        )
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config asks for."""
         return SamplingParams(**self._defaults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from .engine import LLMEngine
+from .media import MediaPolicy
 from .memory import MemoryPlan
 
 
@@ -21,6 +22,7 @@ class EngineFacts:
     device: str
     seed: int  #: seeds requests that bring no seed
     memory: MemoryPlan
+    media: MediaPolicy | None = None  #: which images it takes; None: text only
 
     @classmethod
     def of(cls, engine: LLMEngine) -> EngineFacts:
@@ -35,4 +37,5 @@ class EngineFacts:
             device=target.device,
             seed=engine.args.seed,
             memory=engine.memory,
+            media=engine.media,
         )

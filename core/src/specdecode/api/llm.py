@@ -126,7 +126,8 @@ class LLM:
 
         Args:
             messages: a conversation, which is a list of ``{"role": ..., "content": ...}``, or a list of
-                conversations. Content is a text or a list of text parts.
+                conversations. Content is a text or a list of parts: text, and images where the model
+                takes them.
             sampling_params: for all conversations, or one for each; None: the model's defaults.
             use_tqdm, lora_request: as in :meth:`generate`.
             chat_template: Jinja text; None: the tokenizer's own.
@@ -150,7 +151,7 @@ class LLM:
             tools=tools,
             template_kwargs=chat_template_kwargs or {},
         )
-        prompts = chat_prompts(self.get_tokenizer(), messages, options)
+        prompts = chat_prompts(self.get_tokenizer(), messages, options, self.llm_engine.media)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def _priorities_of(self, items: Sequence[Any], priority: int | Sequence[int] | None) -> list[int]:

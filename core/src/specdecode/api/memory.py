@@ -43,6 +43,7 @@ class MemoryPlan:
     adapter_bytes: int = 0  #: slots of adapters
     tap_bytes: int = 0  #: hidden states the proposer reads
     graph_bytes: int = 0  #: kept for captured graphs
+    image_bytes: int = 0  #: the largest run of the vision tower, and vectors of images that are kept
     other_bytes: int = 0  #: CUDA itself and whatever else is on the device
     granted_bytes: int = 0  #: the device's memory times ``gpu_memory_utilization``; 0 on a CPU
 
@@ -62,6 +63,7 @@ class MemoryPlan:
             ("tapped states", self.tap_bytes, ""),
             ("draft's scratch", self.scratch_bytes, ""),
             ("graphs", self.graph_bytes, "kept for their capture"),
+            ("images", self.image_bytes, "the vision tower's run, and vectors that are kept"),
             ("granted", self.granted_bytes, "gpu_memory_utilization"),
         ]
         uses = [use for use in uses if use[1]]
@@ -87,6 +89,7 @@ def plan_memory(
     adapter_bytes: int = 0,
     steps: StepMemory | None = None,
     graph_bytes: int = 0,
+    image_bytes: int = 0,
     group: Group = SOLO,
 ) -> MemoryPlan:
     """Size the KV cache; weights of target and draft are on the device already.
@@ -99,6 +102,7 @@ def plan_memory(
         adapter_bytes: of the adapters' slots.
         steps: what steps take; None: nothing that is known.
         graph_bytes: see :func:`graph_reserve`.
+        image_bytes: to keep for images.
         group: of ranks, each with a cache of its own: the smallest counts.
 
     Raises:
@@ -116,6 +120,7 @@ def plan_memory(
         step_bytes=steps.largest,
         tap_bytes=steps.taps,
         graph_bytes=graph_bytes,
+        image_bytes=image_bytes,
         other_bytes=max(0, used - weight_bytes - draft_bytes - adapter_bytes),
         granted_bytes=granted,
         block_bytes=block_bytes,
@@ -127,7 +132,7 @@ def plan_memory(
         num_blocks = args.num_gpu_blocks_override
     else:
         wanted = args.max_num_seqs * -(-longest // size)
-        reserved = scratch_bytes + steps.largest + steps.taps + graph_bytes
+        reserved = scratch_bytes + steps.largest + steps.taps + graph_bytes + image_bytes
         budget = CPU_KV_BYTES if device.type != "cuda" else granted - used - reserved
         num_blocks = max(0, min(wanted, budget // block_bytes))
     num_blocks = group.least(num_blocks)

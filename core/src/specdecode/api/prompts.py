@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from ..contract import ConfigError
+from .images import ImageDoor, refuse_images
+
+if TYPE_CHECKING:
+    from ..models import PromptImage
 
 
 @attrs.frozen(kw_only=True)
@@ -19,21 +23,31 @@ class TokenizedPrompt:
     token_ids: tuple[int, ...]
     text: str | None
     cache_salt: str
+    images: tuple[PromptImage, ...] = ()
 
 
-def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> TokenizedPrompt:
-    """Token ids of a string, a TextPrompt or a TokensPrompt.
+def tokenize(
+    prompt: Any, tokenizer: Any, *, door: ImageDoor | None = None, where: str = "prompt"
+) -> TokenizedPrompt:
+    """Token ids of a string, a TextPrompt or a TokensPrompt, with its images.
+
+    Args:
+        door: puts images in; None: the model takes text only.
 
     Raises:
-        ConfigError: ``where`` is none of these, text without a tokenizer, or refused by it.
+        ConfigError: ``where`` is none of these, text without a tokenizer, or refused by it; or see
+            :meth:`ImageDoor.take`.
     """
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     if not isinstance(prompt, Mapping) or not ({"prompt", "prompt_token_ids"} & set(prompt)):
         raise ConfigError(f"{where} must be a string, a TextPrompt or a TokensPrompt, got {_shown(prompt)}")
-    for name in ("multi_modal_data", "prompt_embeds"):
+    for name in ("prompt_embeds", "multi_modal_uuids", "mm_processor_kwargs"):
         if prompt.get(name) is not None:
-            raise ConfigError(f"{where}.{name} is refused: only text and token ids are built so far")
+            raise ConfigError(f"{where}.{name} is refused: only text, token ids and images are built so far")
+    data = prompt.get("multi_modal_data")
+    if data is not None and door is None:
+        refuse_images(data, where)
     text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt and salt.isprintable()):
         raise ConfigError(f"{where}.cache_salt must be a printable string that is not empty, got {salt!r}")
@@ -46,7 +60,11 @@ def tokenize(prompt: Any, tokenizer: Any, *, where: str = "prompt") -> Tokenized
             )
         with tokenizing(where):
             ids = tokenizer(text).input_ids
-    return TokenizedPrompt(token_ids=_ids(ids, where), text=text, cache_salt=salt or "")
+    ids = _ids(ids, where)
+    images: tuple[PromptImage, ...] = ()
+    if data and door is not None:
+        ids, images = door.take(ids, data, where)
+    return TokenizedPrompt(token_ids=ids, text=text, cache_salt=salt or "", images=images)
 
 
 @contextmanager
@@ -60,11 +78,23 @@ def tokenizing(what: str) -> Iterator[None]:
         ) from error
 
 
-def truncate(prompt: TokenizedPrompt, keep: int | None, max_model_len: int) -> TokenizedPrompt:
-    """Its last ``keep`` tokens; -1: as many as leave room for an output token; None: all."""
+def truncate(
+    prompt: TokenizedPrompt, keep: int | None, max_model_len: int, *, where: str = "prompt"
+) -> TokenizedPrompt:
+    """Its last ``keep`` tokens; -1: as many as leave room for an output token; None: all.
+
+    Raises:
+        ConfigError: it has images, of which that would leave parts.
+    """
     if keep is None:
         return prompt
-    return attrs.evolve(prompt, token_ids=prompt.token_ids[-(max_model_len - 1 if keep == -1 else keep) :])
+    most = max_model_len - 1 if keep == -1 else keep
+    if prompt.images and len(prompt.token_ids) > most:
+        raise ConfigError(
+            f"truncate_prompt_tokens={keep} would cut {where}, whose images make it "
+            f"{len(prompt.token_ids)} tokens: leave it out, or shorten the prompt"
+        )
+    return attrs.evolve(prompt, token_ids=prompt.token_ids[-most:])
 
 
 def _ids(ids: Any, where: str) -> tuple[int, ...]:

@@ -166,7 +166,9 @@ class Shadow:
         ids, plain = original.output.token_ids, copy.token_ids
         divergence: Divergence | None = None
         try:
-            divergence = explain(self._core.runner.model, self._request(original), ids, plain)
+            runner, request = self._core.runner, self._request(original)
+            given = None if runner.images is None else runner.images.of_prompt(request.images)
+            divergence = explain(runner.model, request, ids, plain, given)
         except Exception:  # what is checked here must not harm who is served
             logger.exception("shadow: the difference in request %s cannot be explained", original.name)
         kind = "bug" if divergence is None else divergence.kind

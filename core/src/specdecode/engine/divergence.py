@@ -16,6 +16,7 @@ import attrs
 import torch
 from specdec_kernels.noise import gumbel
 
+from ..layers import GivenEmbeddings
 from ..models import Decoder, TransformersDecoder
 from ..runner.dense import dense_forward
 from ..sampling.batch import SamplingBatch
@@ -106,18 +107,23 @@ def first_difference(ids_a: Sequence[int], ids_b: Sequence[int]) -> int | None:
 
 @torch.inference_mode()
 def explain(
-    model: Decoder | TransformersDecoder, request: Request, ids_a: Sequence[int], ids_b: Sequence[int]
+    model: Decoder | TransformersDecoder,
+    request: Request,
+    ids_a: Sequence[int],
+    ids_b: Sequence[int],
+    given: GivenEmbeddings | None = None,
 ) -> Divergence | None:
     """Score again what two outputs of ``request`` share, and tell why they part; None: they do not.
 
     Args:
         request: as it was before its first token, queued nowhere; is used up.
         ids_a, ids_b: output token ids.
+        given: embeddings of its prompt's images.
     """
     position = first_difference(ids_a, ids_b)
     if position is None:
         return None
-    logits = _logits(model, request, ids_a[:position])
+    logits = _logits(model, request, ids_a[:position], given)
     score = _Scorer(request, logits.shape[-1], logits.device)
     scores = score(logits)
     best = int(scores[0].argmax())
@@ -134,9 +140,15 @@ def explain(
     return Divergence(position=position, a=a, b=b, best=pick(best), step=step, bound=TIE_STEPS[model.dtype])
 
 
-def _logits(model: Decoder | TransformersDecoder, request: Request, output: Sequence[int]) -> torch.Tensor:
+def _logits(
+    model: Decoder | TransformersDecoder,
+    request: Request,
+    output: Sequence[int],
+    given: GivenEmbeddings | None = None,
+) -> torch.Tensor:
     """``[1, V]`` logits of the token after ``output``, which is committed to ``request``."""
-    hidden, _ = dense_forward(model, [*request.prompt_ids, *output], adapter=request.adapter_slot)
+    ids = [*request.prompt_ids, *output]
+    hidden, _ = dense_forward(model, ids, adapter=request.adapter_slot, given=given)
     if request.processors is None:
         request.commit(output)
         return model.compute_logits(hidden[-1:])

@@ -14,6 +14,7 @@ from ..kv import BlockPool, BlockTable
 if TYPE_CHECKING:
     from ..api.params import SamplingParams
     from ..lora.slots import Adapter
+    from ..models import PromptImage
     from ..sampling.bad_words import BadWords
     from ..sampling.history import TokenHistory
     from ..sampling.processors import LogitsProcessors
@@ -97,6 +98,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()  #: empty under ignore_eos
     stop_ids: tuple[int, ...] = ()  #: EOS and stop_token_ids: masked before min_tokens
     adapter: Adapter | None = None
+    images: Sequence[PromptImage] = ()  #: in its prompt
     leader: Request | None = None  #: completion 0, whose prompt this one waits for
     history: TokenHistory | None = None  #: kept if a penalty needs it
     bad_words: BadWords | None = None
@@ -127,7 +129,8 @@ class Request:
     def attach(self, pool: BlockPool, num_kv_specs: int) -> None:
         """Give it an empty block table."""
         adapted = "" if self.adapter is None else self.adapter.namespace
-        self.table = BlockTable(pool, self.namespace + adapted, self.limit)
+        marks = [image.mark for image in self.images]
+        self.table = BlockTable(pool, self.namespace + adapted, self.limit, marks)
         self.own = [0] * num_kv_specs
 
     @property

@@ -53,6 +53,8 @@ def why_not_seated(request: Request, needs: Needs | None) -> str | None:
         return ENDING
     if request.todo != 1 or request.target_floor > request.computed:
         return PREFILL
+    if request.images and not request.prompt_computed:  # its last token may stand for a part of one
+        return PREFILL
     if request.processors is not None:
         return PROCESSORS
     if request.grammar is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from .keys import BlockKeys
+from .keys import BlockKeys, ContentMark
 from .pool import NULL_BLOCK, BlockPool
 
 
@@ -21,12 +21,14 @@ class PrefixHit:
 class BlockTable:
     """Blocks in the order of the tokens they hold; logical slot ``j`` is in ``blocks[j // block_size]``."""
 
-    def __init__(self, pool: BlockPool, namespace: str, expect: int = 0) -> None:
-        """``expect``: how many slots it may come to."""
+    def __init__(
+        self, pool: BlockPool, namespace: str, expect: int = 0, marks: Sequence[ContentMark] = ()
+    ) -> None:
+        """``expect``: how many slots it may come to; ``marks``: what its tokens' ids do not tell."""
         self.blocks: list[int] = []
         self._pool = pool
         self._expect = max(1, -(-expect // pool.block_size))
-        self._keys = BlockKeys(namespace, pool.block_size)
+        self._keys = BlockKeys(namespace, pool.block_size, marks)
         self._shared = 0  # leading blocks taken from the prefix cache
         self._settled = 0  # leading blocks that publish need not look at again
 

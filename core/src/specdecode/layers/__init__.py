@@ -2,7 +2,7 @@
 
 from .adapters import TokenAdapters
 from .attention import Attention, AttentionBackend, KVCache, RotatingBackend, Rotation, TorchBackend
-from .embedding import VocabEmbedding
+from .embedding import GivenEmbeddings, VocabEmbedding
 from .linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
@@ -14,7 +14,7 @@ from .norm import RMSNorm
 from .rotary import RopeConfig, RotaryEmbedding
 
 __all__ = [
-    "Attention", "AttentionBackend", "ColumnParallelLinear", "KVCache",
+    "Attention", "AttentionBackend", "ColumnParallelLinear", "GivenEmbeddings", "KVCache",
     "MergedColumnParallelLinear", "QKVParallelLinear", "RMSNorm", "RopeConfig", "RotaryEmbedding",
     "RotatingBackend", "Rotation", "RowParallelLinear", "TokenAdapters", "TorchBackend", "VocabEmbedding",
     "VocabParallelLinear",

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
 from ..distributed import SOLO, Group, Share, rows_per_rank
 from .linear import copy_checked
+
+
+class GivenEmbeddings(NamedTuple):
+    """Vectors that stand for some of a step's ``T`` tokens in place of the table's."""
+
+    tokens: torch.Tensor  #: ``[P]`` int64, indices into T
+    vectors: torch.Tensor  #: ``[P, H]``
+
+    def put_into(self, x: torch.Tensor) -> torch.Tensor:
+        """``[T, H]``, embeddings of all tokens, with these put in."""
+        return x.index_copy(0, self.tokens, self.vectors.to(x.dtype))
 
 
 class VocabEmbedding(torch.nn.Module):

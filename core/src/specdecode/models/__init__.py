@@ -21,13 +21,15 @@ from .transformers_backend import TransformersDecoder
 from .transformers_layer import TransformersLayer
 from .transformers_support import check_architecture, is_native
 from .updating import NewWeights, WeightSource, new_weights
+from .vision import VISION_FAMILIES, ImagePreprocessor, ProcessedImage, PromptImage, VisionTower
 from .weights import load_weights
 
 __all__ = [
-    "FAMILIES", "MLP", "Decoder", "DecoderConfig", "DecoderLayer", "ModelFiles", "NewWeights",
-    "SelfAttention", "TokenizerFiles", "TransformersDecoder", "TransformersLayer", "WeightSource",
-    "can_fuse", "check_architecture", "check_quantization", "decoder_config", "default_sampling",
-    "describe_target", "eos_token_ids", "fingerprint", "fused_layer", "is_native", "load_model",
-    "load_tokenizer", "load_weights", "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len",
-    "resolve_model", "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
+    "FAMILIES", "MLP", "VISION_FAMILIES", "Decoder", "DecoderConfig", "DecoderLayer", "ImagePreprocessor",
+    "ModelFiles", "NewWeights", "ProcessedImage", "PromptImage", "SelfAttention", "TransformersDecoder",
+    "TransformersLayer", "VisionTower", "WeightSource", "can_fuse", "check_architecture",
+    "check_quantization", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
+    "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer", "load_weights",
+    "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len", "resolve_model", "scheme_of",
+    "tokenizer_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

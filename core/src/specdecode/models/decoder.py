@@ -18,6 +18,7 @@ from specdec_kernels.rotary import apply_rotary
 from specdecode.distributed import SOLO, Group, head_shares
 from specdecode.layers import (
     Attention,
+    GivenEmbeddings,
     KVCache,
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -240,6 +241,7 @@ class Decoder(torch.nn.Module):
         meta: AttentionMetadata,
         caches: Sequence[KVCache],
         taps: Collection[int] = (),
+        given: GivenEmbeddings | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Compute the step's tokens, writing their keys and values.
 
@@ -249,13 +251,16 @@ class Decoder(torch.nn.Module):
             caches: one for each layer.
             taps: boundaries ``0..L`` whose residual stream is wanted: that which enters block
                 ``i``, or before the final norm for ``L``.
+            given: embeddings of tokens that stand for parts of images.
 
         Returns:
             ``[T, H]`` after the final norm, and one ``[T, H]`` for each tap, in the order of ``taps``.
         """
         if self.fused:
-            return fused_forward(self, ids, positions, meta, caches, taps)
+            return fused_forward(self, ids, positions, meta, caches, taps, given)
         x: torch.Tensor = self.embed_tokens(ids)
+        if given is not None:
+            x = given.put_into(x)
         residual: torch.Tensor | None = None
         rotation = self.rotary(positions)
         tapped: dict[int, torch.Tensor] = {}

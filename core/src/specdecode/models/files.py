@@ -11,6 +11,7 @@ import attrs
 from specdecode.contract import ConfigError
 
 from .gguf import convert_gguf, gguf_source
+from .vision.config import VISION_FAMILIES, VisionConfig
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -28,6 +29,7 @@ class ModelFiles:
     hf_config: Any = attrs.field(repr=False)  #: transformers config object
     gguf: Path | None = None  #: the GGUF file that ``path`` was converted from
     trust_remote_code: bool = False
+    vision: VisionConfig | None = None  #: it takes images; all the above is of its text model
 
     @property
     def source(self) -> Literal["safetensors", "gguf"]:
@@ -65,13 +67,19 @@ def resolve_model(
     else:
         gguf = gguf_source(location)
     config = _read_config(location, trust_remote_code)
+    architecture, vision = _architecture(config, location), None
+    if architecture in VISION_FAMILIES:
+        vision = VisionConfig(architecture, config)
+        config = vision.text_config()
+        architecture = _architecture(config, location)
     return ModelFiles(
         name=str(model),
         path=location,
-        architecture=_architecture(config, location),
+        architecture=architecture,
         hf_config=config,
         gguf=gguf,
         trust_remote_code=trust_remote_code,
+        vision=vision,
     )
 
 

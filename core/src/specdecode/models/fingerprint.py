@@ -11,7 +11,7 @@ from .files import ModelFiles
 from .weights import load_weights
 
 #: The weight that is looked at: small, stored whole by every quantization, and changed by any training.
-_FINAL_NORMS = ("model.norm.weight", "norm.weight")
+_FINAL_NORMS = ("model.norm.weight", "norm.weight", "model.text_model.norm.weight")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 

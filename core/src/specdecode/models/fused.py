@@ -28,7 +28,14 @@ from specdec_kernels.projection import (
     project_qkv,
 )
 
-from specdecode.layers import KVCache, RotaryEmbedding, RotatingBackend, RowParallelLinear, TorchBackend
+from specdecode.layers import (
+    GivenEmbeddings,
+    KVCache,
+    RotaryEmbedding,
+    RotatingBackend,
+    RowParallelLinear,
+    TorchBackend,
+)
 
 from .config import ACTIVATIONS, DecoderConfig
 from .experts import SparseMLP
@@ -64,6 +71,7 @@ def fused_forward(
     meta: AttentionMetadata,
     caches: Sequence[KVCache],
     taps: Collection[int] = (),
+    given: GivenEmbeddings | None = None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """:meth:`Decoder.forward` by fused kernels: the same arguments and, but for rounding, results.
 
@@ -76,7 +84,9 @@ def fused_forward(
     gains = [layer.input_layernorm.weight for layer in layers]  # each scales the stream for its layer
     gains.append(decoder.norm.weight)
     tapped: dict[int, torch.Tensor] = {}
-    if decoder.embed_tokens.whole:
+    if given is not None:
+        stream = add(given.put_into(decoder.embed_tokens(ids))[None], None, gains[0])
+    elif decoder.embed_tokens.whole:
         stream = embed(ids, decoder.embed_tokens.weight, gains[0])
     else:
         stream = add(decoder.embed_tokens(ids)[None], None, gains[0])

@@ -119,6 +119,11 @@ def _check_scheme(scheme: Scheme, files: ModelFiles, *, quantization: str | None
             f"quantization={quantization!r} makes quantised weights of plain ones, and model {files.name!r} "
             f"is quantized already ({scheme.method}): leave quantization out"
         )
+    if files.vision is not None:
+        raise ConfigError(
+            f"model {files.name!r} is quantized ({scheme.method}) and takes images, which does not go "
+            "together yet: use an unquantized checkpoint of it"
+        )
     if experts:
         raise ConfigError(
             f"model {files.name!r} is a quantized ({scheme.method}) mixture of experts, which is not "

@@ -20,8 +20,8 @@ from specdecode.layers.linear import Linear
 from .decoder import Decoder, DecoderLayer
 from .experts import Router, expert_tensors, plain_name, published_name
 
-#: Layers and heads that predict several tokens.
-_EXTRA = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_heads?)\.")
+#: Layers and heads that predict several tokens, and what turns images into vectors.
+_EXTRA = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_heads?|vision_model|connector)\.")
 
 #: Fused module of a layer -> the checkpoint's modules that make it up, with their parts.
 _SPLIT: dict[str, list[tuple[str, str]]] = {}
@@ -91,7 +91,7 @@ def match(
     unused: list[str] = []
     published = False
     for tensor in tensors:
-        key = plain_name(tensor.name.removeprefix("model."))
+        key = plain_name(tensor.name.removeprefix("model.").removeprefix("text_model."))
         place = places.get(key)
         if key in placed:
             raise ConfigError(f"tensor {tensor.name} comes twice in the {whence}; give it once")

@@ -11,6 +11,7 @@ import torch
 from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import FINAL, Tap
+from ..layers import GivenEmbeddings
 from ..models import Decoder, TransformersDecoder
 from .adapting import adapted
 
@@ -57,11 +58,18 @@ class DenseRow:
 
 @torch.inference_mode()
 def dense_forward(
-    model: Decoder | TransformersDecoder, ids: Sequence[int], taps: Sequence[Tap] = (), *, adapter: int = -1
+    model: Decoder | TransformersDecoder,
+    ids: Sequence[int],
+    taps: Sequence[Tap] = (),
+    *,
+    adapter: int = -1,
+    given: GivenEmbeddings | None = None,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """The whole sequence in one forward: ``[T, H]`` after the final norm, and ``[T, H]`` for each tap.
 
-    ``adapter``: the slot of the sequence's; -1: it has none.
+    Args:
+        adapter: the slot of the sequence's; -1: it has none.
+        given: embeddings of tokens that stand for parts of images.
     """
     config = model.config
     # One layer's memory serves all: each writes every slot before it reads any.
@@ -70,7 +78,9 @@ def dense_forward(
     positions = torch.arange(len(ids), device=model.device)
     boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
     tokens = torch.tensor(ids, dtype=torch.int64, device=model.device)
+    more = {} if given is None else {"given": given}
+    meta = row.metadata(positions, positions + 1)
     with adapted(model, torch.full_like(tokens, adapter) if adapter >= 0 else None):
-        hidden, tapped = model(tokens, positions, row.metadata(positions, positions + 1), caches, boundaries)
+        hidden, tapped = model(tokens, positions, meta, caches, boundaries, **more)
     found = dict(zip(boundaries, tapped, strict=True))
     return hidden, tuple(hidden if tap == FINAL else found[tap.boundary] for tap in taps)  # type: ignore[index]

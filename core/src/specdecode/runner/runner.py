@@ -13,8 +13,10 @@ from ..contract import FINAL, Needs, Tap
 from ..engine.plan import StepPlan
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
+from ..layers import GivenEmbeddings
 from ..models import Decoder, TransformersDecoder
 from .adapting import adapted
+from .images import EncodedImages
 from .inputs import TargetBatch, stage
 
 #: Most tokens whose logits are made at a time where a whole prompt's are wanted.
@@ -42,13 +44,20 @@ class ModelRunner:
         device: torch.device,
         needs: Needs | None = None,
         max_slots: int | None = None,
+        images: EncodedImages | None = None,
     ) -> None:
-        """``max_slots``: no row has a slot at or above it; None: nobody knows."""
+        """What runs ``model``.
+
+        Args:
+            max_slots: no row has a slot at or above it; None: nobody knows.
+            images: vectors of the prompts' images; None: the model takes text only.
+        """
         taps = needs.taps if needs else ()
         self.model = model
         self.store = store
         self.device = device
         self.max_slots = max_slots
+        self.images = images
         self._pool = pool
         self.block_size, self.num_blocks = pool.block_size, pool.num_blocks
         self._scratch = needs.reserve if needs else 0
@@ -61,19 +70,29 @@ class ModelRunner:
         """Compute all tokens of ``plan``."""
         batch = stage(plan, self._pool.block_size, self.device, self._scratch, self.max_slots)
         self.check(batch.meta.write_slots)
-        hidden, taps = self.target(batch.ids, batch.meta, batch.adapters)
+        given = None if self.images is None else self.images.of_plan(plan, batch.offsets)
+        hidden, taps = self.target(batch.ids, batch.meta, batch.adapters, given)
         logits = self.model.compute_logits(hidden[batch.logit_tokens])
         return TargetOutput(batch, logits, hidden, taps)
 
     def target(
-        self, ids: torch.Tensor, meta: AttentionMetadata, adapters: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        meta: AttentionMetadata,
+        adapters: torch.Tensor | None = None,
+        given: GivenEmbeddings | None = None,
     ) -> tuple[torch.Tensor, dict[Tap, torch.Tensor]]:
         """The target over staged inputs: ``[T, hidden]`` after the final norm, and each tap's.
 
-        ``adapters``: ``[T]`` int64, the slot of each token's adapter, -1 for none; None: nobody has one.
+        Args:
+            adapters: ``[T]`` int64, the slot of each token's adapter, -1 for none; None: nobody has one.
+            given: embeddings of tokens that stand for parts of images.
         """
+        more = {} if given is None else {"given": given}
         with adapted(self.model, adapters):
-            hidden, tapped = self.model(ids, meta.positions, meta, self.store.target, self._boundaries)
+            hidden, tapped = self.model(
+                ids, meta.positions, meta, self.store.target, self._boundaries, **more
+            )
         taps: dict[Tap, torch.Tensor] = dict(zip(map(Tap, self._boundaries), tapped, strict=True))
         if self._final:
             taps[FINAL] = hidden

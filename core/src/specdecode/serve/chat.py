@@ -97,7 +97,10 @@ class Chat:
         reasoning = REASONING_PARSERS.get(settings.reasoning_parser or "")
         tools = self._tool_format()
         options = self._options()
-        rendered = await llm.at_the_door(lambda: chat_prompt(llm.get_tokenizer(), body.messages, options))
+        media = llm.facts.media
+        rendered = await llm.at_the_door(
+            lambda: chat_prompt(llm.get_tokenizer(), body.messages, options, media=media)
+        )
         text = rendered.get("prompt", "")
         structure = self._structure(reasoning, tools, text)
         params = chat_params(body, llm.get_default_sampling_params(), structure)

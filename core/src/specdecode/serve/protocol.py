@@ -18,11 +18,21 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_IMAGE_PART = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]},
+    },
+    "required": ["type", "image_url"],
+}
 _MESSAGE = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "minLength": 1, "examples": ["system", "user", "assistant", "tool"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]},
+        "content": {
+            "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}}]
+        },
     },
     "required": ["role", "content"],
 }
