@@ -116,6 +116,11 @@ def test_without_a_processor_the_remedy_is_told(smolvlm, tmp_path):
         LLM(str(tmp_path), device="cpu")
 
 
+def test_weights_are_not_replaced_in_place(engine, smolvlm):
+    with pytest.raises(ConfigError, match="takes images, and the weights of such models are not replaced"):
+        engine().update_weights(str(smolvlm))
+
+
 def test_dummy_weights(smolvlm):
     with LLM(str(smolvlm), dtype="float32", device="cpu", load_format="dummy") as llm:
         prompt = {"prompt": "<image>", "multi_modal_data": {"image": IMAGE}}
@@ -174,8 +179,9 @@ def test_a_template_of_strings_gets_placeholders(engine):
         (image_url("ftp://example.org/a.png"), "must be a data: URL"),
         (image_url("data:image/png,abc"), "must be data:image"),
         (image_url("data:image/png;base64,a%"), "is not base64"),
-        (image_url(data_url(b"no image")), "is no image that can be read"),
-        (image_url(data_url(encoded()[:200])), "is no image that can be read"),
+        (image_url(data_url(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")), "is no image of PNG"),
+        (image_url(data_url(b"no image")), "is no image of PNG, "),
+        (image_url(data_url(encoded()[:200])), "that can be read"),
         ({"type": "image_url"}, "image_url must be a URL"),
         ({"type": "image_pil", "image_pil": 3}, "image_pil must be a URL such as"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "of type 'video_url', which is refused"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from ..contract import ConfigError
 FETCH_TIMEOUT = 10.0
 #: Most bytes of an image's file.
 MOST_BYTES = 64 << 20
+#: What is decoded; Pillow knows more, some of it by running other programs.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: Most pixels of an image: a small file can hold very many.
 MOST_PIXELS = 64 << 20
 
@@ -72,8 +75,13 @@ class MediaPolicy:
                 "name the host in allowed_media_domains where the engine is started"
             )
         try:
+            deadline, content = time.monotonic() + FETCH_TIMEOUT, bytearray()
             with _OPENER.open(url, timeout=FETCH_TIMEOUT) as answer:
-                return _limited(answer.read(MOST_BYTES + 1), where)
+                while piece := answer.read1(1 << 20):
+                    content += _limited(piece, where, so_far=len(content))
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"it takes more than {FETCH_TIMEOUT:.0f} seconds")
+            return bytes(content)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where} cannot be fetched: {error}") from error
 
@@ -105,8 +113,8 @@ def _inline(url: str, where: str) -> bytes:
         raise ConfigError(f"{where} is not base64: {error}") from error
 
 
-def _limited(content: bytes, where: str) -> bytes:
-    if len(content) > MOST_BYTES:
+def _limited(content: bytes, where: str, so_far: int = 0) -> bytes:
+    if so_far + len(content) > MOST_BYTES:
         raise ConfigError(f"{where} has more than {MOST_BYTES >> 20} MiB: make it smaller")
     return content
 
@@ -119,7 +127,7 @@ def _decoded(content: bytes, where: str) -> Any:
             f"{where} is an image, for which Pillow is not installed: pip install 'specdec-core[images]'"
         ) from None
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
         if image.width * image.height > MOST_PIXELS:
             raise ConfigError(
                 f"{where} has {image.width} x {image.height} pixels, more than {MOST_PIXELS >> 20} million: "
@@ -129,5 +137,5 @@ def _decoded(content: bytes, where: str) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # Pillow's decoders document no set of errors
-        raise ConfigError(f"{where} is no image that can be read: {error}") from error
+        raise ConfigError(f"{where} is no image of {', '.join(FORMATS)} that can be read: {error}") from error
     return image

@@ -44,6 +44,11 @@ def check_architecture(
     """
     if is_native(files):
         return
+    if files.vision is not None:
+        raise ConfigError(
+            f"the text model of {files.name!r} is of architecture {files.architecture!r}; with images, it "
+            f"must be one of {', '.join(sorted(FAMILIES))}"
+        )
     if reason := _refusal(files.architecture, files.hf_config):
         raise ConfigError(
             f"architecture {files.architecture!r} of the model's config is not supported: {reason}; use one "

@@ -85,6 +85,7 @@ def new_weights(model: Decoder | TransformersDecoder, files: ModelFiles, source:
         ConfigError: names what does not fit: the config, a tensor's name or its shape.
     """
     _check_unquantized(files)
+    _check_text_only(files)
     if isinstance(source, (str, Path)):
         return _of_files(model, files, str(source))
     return _of_tensors(model, files, _listed(source))
@@ -156,6 +157,14 @@ def _check_unquantized(files: ModelFiles) -> None:
         raise ConfigError(
             f"model {files.name!r} is quantized ({scheme.method}), and quantized weights are not replaced in "
             "place in this version: make a new engine"
+        )
+
+
+def _check_text_only(files: ModelFiles) -> None:
+    if files.vision is not None:
+        raise ConfigError(
+            f"model {files.name!r} takes images, and the weights of such models are not replaced in place in "
+            "this version: make a new engine"
         )
 
 
