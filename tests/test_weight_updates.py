@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 PROMPTS = [[5, 9, 5, 9, 5, 9, 7], [40, 41, 42, 40, 41, 42, 40, 41], [100, 3, 8]]
 
 
@@ -128,6 +129,24 @@ def test_ranks_take_their_shares(weights, tmp_path):
         assert run(shared) == run(fresh)
         for engine in (shared, fresh):
             engine.shutdown()
+
+
+def test_adapters_are_those_of_the_new_weights(weights, tmp_path):
+    from specdecode import SamplingParams
+    from specdecode.lora.request import LoRARequest
+    from specdecode.testing.adapters import write_adapter
+
+    old, new = weights
+    adapter = LoRARequest("own", 1, str(write_adapter(tmp_path / "adapter", old)))
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    found = []
+    engine, fresh = (make(path, NGRAM, enable_lora=True) for path in (old, new))
+    for round_, own in enumerate((engine, engine, fresh)):
+        if round_ == 1:
+            own.update_weights(new)
+        own.add_request(f"r{round_}", {"prompt_token_ids": PROMPTS[0]}, params, lora_request=adapter)
+        found.append(drain(own)[f"r{round_}"])
+    assert found[0] != found[1] == found[2] != run(fresh)[0]["r0"]
 
 
 @pytest.mark.parametrize("changes", [
