@@ -374,14 +374,6 @@ def without_flakes(config: Any) -> Any:
     return config["inner"] if config["method"] == "scripted-flaky" else config
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Larger sweeps take hours: they run if they are asked for (``-m sweep``)."""
-    if "sweep" not in config.option.markexpr:
-        swept = [item for item in items if item.get_closest_marker("sweep")]
-        config.hook.pytest_deselected(items=swept)
-        items[:] = [item for item in items if item not in swept]
-
-
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     from specdecode.testing.tiny import tiny_checkpoint

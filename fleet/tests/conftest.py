@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,6 +17,41 @@ ENGINE: dict[str, Any] = {
     "num_gpu_blocks_override": 1024,
     "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
 }
+
+
+def descendants(root: int) -> set[tuple[int, str]]:
+    """Processes below ``root``, each with the time it started at, which no later one of that id has."""
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (told := stat_of(int(entry.name))) is not None:
+            parents[int(entry.name)] = told
+    found = set()
+    for pid, (_, started) in parents.items():
+        above = pid
+        while above in parents and above != root:
+            above = parents[above][0]
+        if above == root and pid != root:
+            found.add((pid, started))
+    return found
+
+
+def stat_of(pid: int) -> tuple[int, str] | None:
+    """Parent and start of a process that lives."""
+    try:
+        state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else (int(parent), rest[17])
+
+
+def alive(processes: set[tuple[int, str]]) -> set[int]:
+    return {pid for pid, started in processes if (told := stat_of(pid)) is not None and told[1] == started}
+
+
+@pytest.fixture(scope="session")
+def processes() -> Any:
+    """What the system says of processes."""
+    return SimpleNamespace(descendants=descendants, alive=alive)
 
 
 @pytest.fixture(scope="session")

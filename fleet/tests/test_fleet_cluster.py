@@ -1,12 +1,13 @@
 """A cluster of two machines (two raylets here), three replicas: who dies changes no token, and nothing stays.
 
-The tests share the cluster and run in their order: each takes something away from it.
+The steps share the cluster and run in their order: most take something away from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -25,7 +26,7 @@ ray = pytest.importorskip("ray", reason="no Ray")
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 #: What a replica takes: there are two of it on the head, and one on the other machine.
 RESOURCES = {"engine": 1}
@@ -38,36 +39,6 @@ QUICK = {
 PREFIX = "One two three four five six seven eight nine ten eleven twelve. "
 
 
-# -- processes --------------------------------------------------------------------------------------
-def descendants(root: int) -> set[tuple[int, str]]:
-    """Processes below ``root``, each with the time it started at, which no later one of that id has."""
-    parents: dict[int, tuple[int, str]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (told := stat_of(int(entry.name))) is not None:
-            parents[int(entry.name)] = told
-    found = set()
-    for pid, (_, started) in parents.items():
-        above = pid
-        while above in parents and above != root:
-            above = parents[above][0]
-        if above == root and pid != root:
-            found.add((pid, started))
-    return found
-
-
-def stat_of(pid: int) -> tuple[int, str] | None:
-    """Parent and start of a process that lives."""
-    try:
-        state, parent, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state == "Z" else (int(parent), rest[17])
-
-
-def alive(processes: set[tuple[int, str]]) -> set[int]:
-    return {pid for pid, started in processes if (told := stat_of(pid)) is not None and told[1] == started}
-
-
 # -- the cluster ------------------------------------------------------------------------------------
 @attrs.define
 class Rig:
@@ -75,6 +46,11 @@ class Rig:
     node: Any
     url: str
     config: dict[str, Any]
+    system: Any
+    model: Path
+    engine: dict[str, Any]
+    folder: Path
+    one_engine: Any  #: that nobody kills
     processes: set[tuple[int, str]] = attrs.field(factory=set)
 
     def deploy(self, num_replicas: int) -> None:
@@ -89,7 +65,7 @@ class Rig:
         """Where replicas run."""
         from ray import serve
 
-        self.processes |= descendants(os.getpid())
+        self.processes |= self.system.descendants(os.getpid())
         return list(serve.get_app_handle("fleet").whereabouts.remote().result(timeout_s=30))
 
     def wait_for(self, count: int, seconds: float = 60.0) -> list[Any]:
@@ -122,7 +98,9 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
+def rig(
+    fleet_model: Path, engine_options: dict[str, Any], processes: Any, one_engine: Any, tmp_path_factory: Any
+) -> Iterator[Rig]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
@@ -155,7 +133,17 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
         application = {"name": "fleet", "import_path": "specdec_fleet:build", "args": args}
         http = {"host": "127.0.0.1", "port": port}
         config = {"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}
-        rig = Rig(cluster, node, f"http://127.0.0.1:{port}", config)
+        rig = Rig(
+            cluster=cluster,
+            node=node,
+            url=f"http://127.0.0.1:{port}",
+            config=config,
+            system=processes,
+            model=fleet_model,
+            engine=engine_options,
+            folder=tmp_path_factory.mktemp("rig"),
+            one_engine=one_engine,
+        )
         serve.start(proxy_location="HeadOnly", http_options=http)
         rig.deploy(3)
         deadline = time.monotonic() + 240
@@ -165,12 +153,12 @@ def rig(fleet_model: Path, engine_options: dict[str, Any]) -> Iterator[Rig]:
         yield rig
         serve.shutdown()
     finally:
-        seen = descendants(os.getpid()) | (rig.processes if rig else set())
+        seen = processes.descendants(os.getpid()) | (rig.processes if rig else set())
         ray.shutdown()
         cluster.shutdown()
         monkeypatch.undo()
     deadline = time.monotonic() + 15
-    while left := alive(seen):
+    while left := processes.alive(seen):
         assert time.monotonic() < deadline, f"processes {left} of {len(seen)} are still there"
         time.sleep(0.1)
 
@@ -239,10 +227,10 @@ async def expected(llm: Any, body: dict[str, Any]) -> Got:
     return Got(one.text, tokens, one.finish_reason)
 
 
-def under_load(rig: Rig, llm: Any, asked: list[dict[str, Any]], strike: Callable[[], Any]) -> Any:
+def under_load(rig: Rig, llm: Any, asked: list[dict[str, Any]], strike: Callable[[], Any] | None) -> None:
     """Send ``asked``, call ``strike`` once all streams have begun, and compare every answer."""
 
-    async def main() -> Any:
+    async def main() -> None:
         want = await asyncio.gather(*(expected(llm, body) for body in asked))
         begun: set[int] = set()
         async with rig.http() as client:
@@ -254,22 +242,22 @@ def under_load(rig: Rig, llm: Any, asked: list[dict[str, Any]], strike: Callable
             async with asyncio.timeout(60):
                 while len(begun) < streams:
                     await asyncio.sleep(0.002)
-            assert sum(task.done() for task in running) < len(running), "all had ended: nothing was struck"
-            result = await asyncio.to_thread(strike)
+            if strike is not None:
+                assert not all(task.done() for task in running), "all had ended: nothing was struck"
+                await asyncio.to_thread(strike)
             async with asyncio.timeout(90):
                 got = await asyncio.gather(*running)
         for body, one, other in zip(asked, got, want, strict=True):
             assert one == other, body
-        return result
 
-    return asyncio.run(main())
+    asyncio.run(main())
 
 
-# -- the tests --------------------------------------------------------------------------------------
-def test_three_replicas_answer_as_one_engine_does(rig, one_engine):
+# -- the steps --------------------------------------------------------------------------------------
+def three_replicas_answer_as_one_engine_does(rig: Rig) -> None:
     where = rig.wait_for(3)
     assert len({one.node for one in where}) == 2, "both machines serve"
-    under_load(rig, one_engine, bodies(8, 40), lambda: None)
+    under_load(rig, rig.one_engine, bodies(8, 40), None)
     told = [line for line in rig.metrics() if line.startswith("vllm:generation_tokens_total{")]
     assert {line.split('replica="')[1].split('"')[0] for line in told} == {one.replica for one in where}
     assert sum(int(line.rsplit(" ", 1)[1]) > 0 for line in told) > 1, "the load was spread"
@@ -277,14 +265,14 @@ def test_three_replicas_answer_as_one_engine_does(rig, one_engine):
     assert httpx.get(f"{rig.url}/health").json()["status"] == "ok"
 
 
-def test_what_is_wrong_is_refused_by_name_through_the_fleet(rig):
+def what_is_wrong_is_refused_by_name_through_the_fleet(rig: Rig) -> None:
     answer = httpx.post(f"{rig.url}/v1/completions", json={"prompt": "a", "priority": 2, "max_tokens": 4})
     assert answer.status_code == 400 and "scheduling_policy" in answer.json()["error"]["message"]
     answer = httpx.post(f"{rig.url}/v1/completions", json={"prompt": "x" * 2000, "max_tokens": 4})
     assert answer.status_code == 400 and "leave room" in answer.json()["error"]["message"]
 
 
-def test_a_request_of_many_prompts_is_spread(rig, one_engine):
+def a_request_of_many_prompts_is_spread(rig: Rig) -> None:
     """Each prompt is a request of its own; together they are one of HTTP."""
     prompts = [f"{i}abc" for i in range(6)]
     body = {"prompt": prompts, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
@@ -292,12 +280,12 @@ def test_a_request_of_many_prompts_is_spread(rig, one_engine):
     single = [{**body, "prompt": prompt, "stream": False, "logprobs": 0} for prompt in prompts]
 
     async def want() -> list[Got]:
-        return [await expected(one_engine, one) for one in single]
+        return [await expected(rig.one_engine, one) for one in single]
 
     assert [choice["text"] for choice in choices] == [one.text for one in asyncio.run(want())]
 
 
-def test_a_conversation_stays_where_its_prefix_is(rig):
+def a_conversation_stays_where_its_prefix_is(rig: Rig) -> None:
     """Each turn holds the ones before: all but the last blocks of it are found in the prefix cache."""
     said, before = PREFIX, 0
     for turn in range(4):
@@ -309,7 +297,7 @@ def test_a_conversation_stays_where_its_prefix_is(rig):
         said += f" And turn {turn}? " * 2
 
 
-def test_a_machine_dies_under_load(rig, one_engine):
+def a_machine_dies_under_load(rig: Rig) -> None:
     """Streams that were half sent go on with the tokens that were to come."""
     where = rig.wait_for(3)
     lost = {one.node for one in where} - {rig.cluster.head_node.node_id}
@@ -317,38 +305,37 @@ def test_a_machine_dies_under_load(rig, one_engine):
     def strike() -> None:
         rig.cluster.remove_node(rig.node, allow_graceful=False)
 
-    under_load(rig, one_engine, bodies(12, 300), strike)
+    under_load(rig, rig.one_engine, bodies(12, 300), strike)
     assert rig.metric("specdecode:request_retries_total") > 0, "nobody was on the machine"
     assert rig.metric("specdecode:requests_lost_total") == 0
     assert {one.node for one in rig.wait_for(2)}.isdisjoint(lost)
 
 
-def test_a_drained_replica_finishes_what_it_accepted(rig, one_engine):
+def a_drained_replica_finishes_what_it_accepted(rig: Rig) -> None:
     """Fewer replicas: who goes takes nothing new, and no request has to be computed twice."""
     before = rig.metric("specdecode:request_retries_total")
-    under_load(rig, one_engine, bodies(8, 300), lambda: rig.deploy(1))
+    under_load(rig, rig.one_engine, bodies(8, 300), lambda: rig.deploy(1))
     assert rig.metric("specdecode:request_retries_total") == before
     rig.wait_for(1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
-def test_the_last_replica_goes_and_its_requests_wait_for_the_next(rig, one_engine, how):
+def the_last_replica_goes_and_its_requests_wait_for_the_next(rig: Rig, how: signal.Signals) -> None:
     (last,) = rig.wait_for(1)
     before = rig.metric("specdecode:request_retries_total")
-    under_load(rig, one_engine, bodies(4, 300), lambda: os.kill(last.pid, how))
+    under_load(rig, rig.one_engine, bodies(4, 300), lambda: os.kill(last.pid, how))
     assert rig.metric("specdecode:request_retries_total") > before
     (new,) = rig.wait_for(1)
-    assert new.pid != last.pid and not any(pid == last.pid for pid in alive(rig.processes))
+    assert new.pid != last.pid and not any(pid == last.pid for pid in rig.system.alive(rig.processes))
 
 
-def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_options, tmp_path):
+def a_batch_job_outlives_its_engine(rig: Rig) -> None:
     """The engine's process dies in the middle of the job; the rows come out as if it had not."""
     from specdec_fleet import generate
     from specdecode import SamplingParams
 
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=12, ignore_eos=True)
     prompts = [f"{i} abcabc" for i in range(6)]
-    mark = str(tmp_path / "died")
+    mark = str(rig.folder / "died")
 
     def die_once(output_ids: Any, logits: Any) -> Any:
         if len(output_ids) == 5 and not os.path.exists(mark):
@@ -358,10 +345,10 @@ def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_op
 
     rows = [{"prompt": prompt, "seed": i or None} for i, prompt in enumerate(prompts)]
     dataset = ray.data.from_items([*rows, {"prompt": "x" * 2000, "seed": None}])
-    engine = engine_options | {"speculative_config": None}
+    engine = rig.engine | {"speculative_config": None}
     killed = params.clone(logits_processors=[die_once])
     answered = generate(
-        dataset, str(fleet_model), killed, batch_size=4, cpus_per_engine=0.25, **engine
+        dataset, str(rig.model), killed, batch_size=4, cpus_per_engine=0.25, **engine
     ).take_all()
     assert os.path.exists(mark) and len(answered) == len(rows) + 1
     by_prompt = {row["prompt"]: row for row in answered}
@@ -369,7 +356,7 @@ def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_op
 
     async def one(row: dict[str, Any]) -> list[int]:
         seeded = params.clone(seed=row["seed"] or 1)
-        outputs = [out async for out in one_engine.generate(row["prompt"], seeded, row["prompt"])]
+        outputs = [out async for out in rig.one_engine.generate(row["prompt"], seeded, row["prompt"])]
         return list(outputs[-1].outputs[0].token_ids)
 
     for row in rows:
@@ -378,7 +365,7 @@ def test_a_batch_job_outlives_its_engine(rig, one_engine, fleet_model, engine_op
         assert np.asarray(answer["token_ids"]).tolist() == asyncio.run(one(row))
 
 
-def test_ranks_know_each_other_and_a_lost_one_is_told(rig):
+def ranks_know_each_other_and_a_lost_one_is_told(rig: Rig) -> None:
     from specdec_fleet.workers import WorkerLost, place_workers
     from specdecode.contract import Unsupported
 
@@ -399,18 +386,18 @@ def test_ranks_know_each_other_and_a_lost_one_is_told(rig):
         place_workers(2, bundle={"GPU": 1.0}, timeout=0.2)
 
 
-def test_the_ranks_of_one_model_are_actors(rig, one_engine, fleet_model, engine_options):
+def the_ranks_of_one_model_are_actors(rig: Rig) -> None:
     """The other rank is an actor of Ray; the tokens are those of one rank; and its death is told."""
     from specdecode import LLM, SamplingParams
     from specdecode.contract import SpecdecodeError
 
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=40, ignore_eos=True)
-    shared = engine_options | {"tensor_parallel_size": 2}
-    with LLM(str(fleet_model), distributed_executor_backend="ray", **shared) as llm:
+    shared = rig.engine | {"tensor_parallel_size": 2}
+    with LLM(str(rig.model), distributed_executor_backend="ray", **shared) as llm:
         (output,) = llm.generate("abcabc", params, use_tqdm=False)
 
         async def alone() -> list[int]:
-            outputs = [out async for out in one_engine.generate("abcabc", params, "alone")]
+            outputs = [out async for out in rig.one_engine.generate("abcabc", params, "alone")]
             return list(outputs[-1].outputs[0].token_ids)
 
         assert list(output.outputs[0].token_ids) == asyncio.run(alone())
@@ -419,3 +406,29 @@ def test_the_ranks_of_one_model_are_actors(rig, one_engine, fleet_model, engine_
         os.kill(worker.process.pid, signal.SIGKILL)
         with pytest.raises(SpecdecodeError, match="rank 1"):
             llm.generate("abcabc", params, use_tqdm=False)
+
+
+def test_a_fleet_that_loses_replicas_machines_and_ranks(rig):
+    """One test, as the steps need each other and one cluster: two workers of pytest would make two."""
+    leave = the_last_replica_goes_and_its_requests_wait_for_the_next
+    steps: list[Callable[[Rig], None]] = [
+        three_replicas_answer_as_one_engine_does,
+        what_is_wrong_is_refused_by_name_through_the_fleet,
+        a_request_of_many_prompts_is_spread,
+        a_conversation_stays_where_its_prefix_is,
+        a_machine_dies_under_load,
+        a_drained_replica_finishes_what_it_accepted,
+        functools.partial(leave, how=signal.SIGSTOP),
+        functools.partial(leave, how=signal.SIGKILL),
+        a_batch_job_outlives_its_engine,
+        ranks_know_each_other_and_a_lost_one_is_told,
+        the_ranks_of_one_model_are_actors,
+    ]
+    for number, step in enumerate(steps, start=1):
+        began = time.monotonic()
+        try:
+            step(rig)
+        except BaseException as error:
+            error.add_note(f"in step {number} of {len(steps)}: {step}")
+            raise
+        print(f"step {number}: {time.monotonic() - began:.1f} s")

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
         ({"model": "m", "engine": {"max_num_seq": 2}}, "max_num_seqs"),
         ({"model": "m", "engine": {"model": "n"}}, "leave it out"),
         ({"model": "m", "server": {"api_keys": "secret"}}, "must be a list"),
+        ({"model": "m", "server": {"lora_modules": ["poet"]}}, "NAME=PATH"),
         ({"model": "m", "server": {"api_key_file": "/nowhere"}}, "cannot read"),
     ],
 )
@@ -39,8 +40,17 @@ def test_keys_are_read_and_not_shown(tmp_path):
     file = tmp_path / "keys"
     file.write_text("one  # of somebody\ntwo\n")
     server = FleetArgs.of(
-        {"model": "m", "server": {"api_keys": ["three"], "api_key_file": str(file), "served_model_name": "x"}}
+        {
+            "model": "m",
+            "server": {
+                "api_keys": ["three"],
+                "api_key_file": str(file),
+                "served_model_name": "x",
+                "lora_modules": ["poet=/adapters/poet"],
+            },
+        }
     ).server
+    assert [adapter.lora_path for adapter in server.adapters] == ["/adapters/poet"]
     assert [key.secret for key in server.api_keys] == ["three", "one", "two"]
     assert server.served_model_name == ("x",) and "three" not in repr(server)
 

@@ -72,11 +72,3 @@ def implementation(request, monkeypatch):
             pytest.skip("the interpreter is for machines without a GPU; test_gpu_*.py run on one")
         request.getfixturevalue("interpreter")
     return request.param
-
-
-def pytest_collection_modifyitems(config, items):
-    """Larger sweeps run if they are asked for (``-m sweep``)."""
-    if "sweep" not in config.option.markexpr:
-        swept = [item for item in items if item.get_closest_marker("sweep")]
-        config.hook.pytest_deselected(items=swept)
-        items[:] = [item for item in items if item not in swept]

@@ -26,9 +26,9 @@ class PrefixMap:
         self._capacity = capacity
         self._holders: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # the latest first
 
-    def keys(self, token_ids: Sequence[int], salt: str) -> list[int]:
-        """A key for each whole block of a prompt, which covers all tokens up to its end and the salt."""
-        keys, key = [], hash(salt)
+    def keys(self, token_ids: Sequence[int], namespace: str) -> list[int]:
+        """A key for each whole block of a prompt: of all tokens up to its end, and of the namespace."""
+        keys, key = [], hash(namespace)
         for end in range(self._block, len(token_ids) + 1, self._block):
             key = hash((key, *token_ids[end - self._block : end]))
             keys.append(key)

@@ -227,11 +227,11 @@ def _serve(args: dict[str, Any], address: str | None, host: str, port: int) -> b
     from .app import build
 
     ending, status = threading.Event(), None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
     # A replica that hangs is to give its devices back at once, not after its time for open requests.
     os.environ.setdefault("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
     ray.init(address=address)
+    for number in (signal.SIGTERM, signal.SIGINT):  # now, as Ray has just put its own handlers there
+        signal.signal(number, lambda *_: ending.set())
     try:
         serve.start(http_options={"host": host, "port": port}, proxy_location="HeadOnly")
         serve.run(build(args), name=APP, blocking=False)

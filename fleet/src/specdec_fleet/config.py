@@ -10,7 +10,7 @@ import attrs
 from specdecode.api.args import EngineArgs
 from specdecode.config import structure
 from specdecode.contract import ConfigError, option, within
-from specdecode.serve.settings import ServerSettings, read_keys
+from specdecode.serve.settings import ServerSettings, read_adapters, read_keys
 
 
 def _positive(_: object, __: object, value: float | None) -> None:
@@ -100,7 +100,8 @@ class _Args:
     model: str = option("directory, or hub id in the local cache, on every machine")
     engine: dict[str, Any] = option("further keywords of AsyncLLM", default={})
     server: dict[str, Any] = option(
-        "ServerSettings by name; keys as api_keys, api_key_file, admin_key", default={}
+        "ServerSettings by name; keys as api_keys, api_key_file, admin_key; adapters as lora_modules",
+        default={},
     )
     fleet: FleetConfig = option("see docs/fleet.md", default=FleetConfig())
 
@@ -137,7 +138,7 @@ class FleetArgs:
 
 
 def server_settings(mapping: Mapping[str, Any]) -> ServerSettings:
-    """Settings by name; keys are texts, or lines of the file ``api_key_file``.
+    """Settings by name; keys are texts, or lines of ``api_key_file``; adapters are ``lora_modules``.
 
     Raises:
         ConfigError: every unknown or wrong one.
@@ -147,6 +148,10 @@ def server_settings(mapping: Mapping[str, Any]) -> ServerSettings:
     keys = given.pop("api_keys", ())
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
         raise ConfigError("args.server.api_keys must be a list of texts")
+    adapters = given.pop("lora_modules", ())
+    if isinstance(adapters, str) or not all(isinstance(adapter, str) for adapter in adapters):
+        raise ConfigError("args.server.lora_modules must be a list of texts, NAME=PATH each")
+    given["adapters"] = read_adapters(list(adapters))
     given["api_keys"] = read_keys(list(keys), None if file is None else Path(file))
     if (admin := given.pop("admin_key", None)) is not None:
         given["admin_key"] = read_keys([admin], None)[0]

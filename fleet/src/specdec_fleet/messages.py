@@ -21,6 +21,12 @@ class Ask:
     lora_request: LoRARequest | None = None
     avoid: frozenset[str] = frozenset()  #: replicas that were lost with a request
 
+    @property
+    def namespace(self) -> str:
+        """Equal prefixes have equal KV within it alone."""
+        adapter = self.lora_request.lora_name if self.lora_request is not None else ""
+        return f"{adapter}\n{self.prompt.cache_salt}"  # neither holds line breaks
+
 
 @attrs.frozen(kw_only=True)
 class Question:

@@ -53,7 +53,7 @@ class AffinityRouter(RequestRouter):
         by_load = sorted(fit, key=lambda name: (loads[name], random.random()))
         groups = [[fit[name] for name in by_load[:MAX_CANDIDATES]]]
         if ask is not None and self._prefixes is not None:
-            keys = self._prefixes.keys(ask.prompt.token_ids, ask.prompt.cache_salt)
+            keys = self._prefixes.keys(ask.prompt.token_ids, ask.namespace)
             if holders := self._prefixes.holders(keys, fit):
                 best = min(holders, key=loads.__getitem__)
                 if loads[best] <= loads[by_load[0]] + self._slack:
@@ -72,7 +72,7 @@ class AffinityRouter(RequestRouter):
         self._open[pending_request.metadata.internal_request_id] = name
         self._load[name] += 1
         if self._prefixes is not None:
-            self._prefixes.note(self._prefixes.keys(ask.prompt.token_ids, ask.prompt.cache_salt), name)
+            self._prefixes.note(self._prefixes.keys(ask.prompt.token_ids, ask.namespace), name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         name = self._open.pop(internal_request_id, None)
