@@ -120,7 +120,8 @@ def test_every_method(target, one, plain, checkpoints, name, ranks):
         one = Engine(target, config(checkpoints, name))
         prompts, params, plain = prompts[::3], params[::3], one(prompts, params)[::3]
     same(one, outputs, plain, prompts, params)
-    assert engine.metric("vllm:spec_decode_num_draft_tokens") > 0
+    if name != "adaptive":  # which on a busy machine may find that no draft pays
+        assert engine.metric("vllm:spec_decode_num_draft_tokens") > 0
     (threads,) = ranks
     follower = threads.caught_up(1)
     assert follower.trace() == engine.llm.llm_engine.trace()

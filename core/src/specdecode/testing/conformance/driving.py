@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,8 +186,17 @@ class Rig:
 
     def update_weights(self, weights: Mapping[str, Any]) -> None:
         """Replace the target's weights; requests that run go on with the new ones."""
-        with quiet():
-            self.engine.update_weights(weights, mode="keep")
+        with quiet(), tempfile.TemporaryDirectory() as folder:
+            source: Any = weights
+            if self.ranks is not None:  # each rank reads its share
+                from safetensors.torch import save_file
+
+                save_file(dict(weights), Path(folder) / "model.safetensors", {"format": "pt"})
+                shutil.copy(Path(self.engine.target.path) / "config.json", folder)
+                source = folder
+            self.engine.update_weights(source, mode="keep")
+            if self.ranks is not None:
+                self.ranks.everywhere(lambda engine: None, self.engine)  # until all have read
 
     def rotate(self, by: int) -> None:
         """Change the order of the rows."""
