@@ -81,7 +81,11 @@ class Stage:
             own = {"tokenizer": None} if (Path(path) / "preprocessor_config.json").is_file() else {}
             plain.__init__(llm, path, speculative_config=staged, **small | own | options)
 
-        return type(plain.__name__, (plain,), {"__init__": start})
+        def update(llm: Any, source: Any, **options: Any) -> Any:
+            staged = self.path(source) if isinstance(source, str) else source
+            return plain.update_weights(llm, staged, **options)  # type: ignore[attr-defined]
+
+        return type(plain.__name__, (plain,), {"__init__": start, "update_weights": update})
 
 
 @pytest.fixture(scope="session")
