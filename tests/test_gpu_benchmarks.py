@@ -136,6 +136,23 @@ def test_parallel_ranks_have_their_rows(tmp_path):
     assert all(row["ms_per_token"] > 0 < row["floor_ms"] for row in sections["times"])
 
 
+def test_quantised_formats_beside_their_floors(tmp_path):
+    config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 128, "head_dim": 32}))
+    command = [
+        sys.executable, FOLDER / "quantised.py", "--shape", tmp_path, "--device", "cpu", "--batches", "1",
+        "--context", "20", "--new-tokens", "12", "--repeats", "1", "--formats", "fp8,int4,bf16",
+        "--json", tmp_path / "result.json",
+    ]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["fp8", "int4", "bf16"]
+    assert all(row["of_floor"] > 1 for row in rows)
+    fp8, int4, plain = (row["gib"] for row in rows)
+    assert int4 < fp8 < plain and "int4 weights" in done.stdout
+
+
 def test_goals_are_compared_as_they_are_stated(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     import goals

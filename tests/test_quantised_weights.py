@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from specdec_kernels.native import library
 from specdecode import LLM, SamplingParams
 from specdecode.testing.quantized import LAYOUTS, quantized_checkpoint
@@ -50,6 +51,22 @@ def test_output_does_not_depend_on_drafts(layout, dtype, tmp_path):
         )
         assert found == expected, config
         assert accepted > 0, config
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["awq", "gptq-desc-act", "fp8", "fp8-block", "compressed-int8-channel"])
+def test_output_does_not_depend_on_drafts_on_a_gpu(layout, dtype, tmp_path):
+    """The same with captured steps, and with keys and values in float8."""
+    sizes = SMALL | {"hidden_size": 512, "intermediate_size": 640}
+    target, _ = quantized_checkpoint(tmp_path / "target", layout, **sizes)
+    for cache in ("auto", "fp8"):
+        options = {"device": "cuda", "dtype": dtype, "kv_cache_dtype": cache}
+        expected, _ = run(target, enforce_eager=True, max_num_seqs=1, **options)
+        draft = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3}
+        for config in ({"method": "ngram", "num_speculative_tokens": 4}, draft):
+            found, accepted = run(target, speculative_config=config, max_num_seqs=4, **options)
+            assert found == expected and accepted > 0, (config, cache)
 
 
 def test_a_draft_may_be_quantised_in_another_way(tmp_path):

@@ -25,7 +25,7 @@ class AWQLayout:
     others: tuple[str, ...] = ("qzeros", "scales")
 
     def groups(self, inputs: int) -> int:
-        return 1 if self.group_size == -1 else inputs // self.group_size
+        return 1 if self.group_size == -1 else max(1, inputs // self.group_size)
 
     def matrix(self, stored: Tensors, outputs: int, inputs: int) -> QuantizedMatrix:
         groups = self.groups(inputs)

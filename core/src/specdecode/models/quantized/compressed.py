@@ -32,7 +32,7 @@ class IntegerLayout:
     others: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
 
     def groups(self, inputs: int) -> int:
-        return 1 if self.group_size == -1 else inputs // self.group_size
+        return 1 if self.group_size == -1 else max(1, inputs // self.group_size)
 
     def matrix(self, stored: Tensors, outputs: int, inputs: int) -> QuantizedMatrix:
         groups, count, middle = self.groups(inputs), 32 // self.bits, MIDDLE[self.kind]

@@ -28,7 +28,7 @@ class GPTQLayout:
     others: tuple[str, ...] = ("qzeros", "scales", "g_idx")
 
     def groups(self, inputs: int) -> int:
-        return 1 if self.group_size == -1 else inputs // self.group_size
+        return 1 if self.group_size == -1 else max(1, inputs // self.group_size)
 
     def matrix(self, stored: Tensors, outputs: int, inputs: int) -> QuantizedMatrix:
         groups, count = self.groups(inputs), 32 // self.bits
