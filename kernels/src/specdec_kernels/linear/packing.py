@@ -52,7 +52,7 @@ class PackedCodes:
 
     kind: Kind
     values: torch.Tensor
-    scales: torch.Tensor  #: ``[groups, padded out]`` float32, or float16 where that loses nothing
+    scales: torch.Tensor  #: ``[out / 16, groups, 16]`` float32, or float16 where that loses nothing
     offsets: torch.Tensor | None  #: the same, ``-zero * scale``; None: zeros are the middle of the codes
     order: torch.Tensor | None  #: ``[in]``, which input each column is of
     out_features: int
@@ -66,7 +66,7 @@ class PackedCodes:
 
     @property
     def padded_in(self) -> int:
-        return self.group * self.scales.shape[0]
+        return self.group * self.scales.shape[1]
 
 
 #: Inputs that a group is a multiple of, and a whole row is padded to.
@@ -95,7 +95,8 @@ def pack_codes(matrix: QuantizedMatrix) -> PackedCodes:
     def laid(part: torch.Tensor | None) -> torch.Tensor | None:
         if part is None:
             return None
-        return F.pad(part, (0, 0, 0, rows)).T.to(torch.float16 if half else torch.float32).contiguous()
+        blocks = F.pad(part, (0, 0, 0, rows)).unflatten(0, (-1, _OUTPUTS)).transpose(1, 2)
+        return blocks.to(torch.float16 if half else torch.float32).contiguous()
 
     packed = laid(scales)
     assert packed is not None

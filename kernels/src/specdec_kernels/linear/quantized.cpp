@@ -15,9 +15,9 @@ constexpr int64_t ROWS = 4;  // of activations for which a weight is read once
 
 struct Product {
     const uint8_t* weights;         // [outputs / 16, inputs / QUAD, 16, 4]
-    const void *scales, *offsets;   // [groups, padded outputs] of float or Half; offsets may be null
+    const void *scales, *offsets;   // [outputs / 16, groups, 16] of float or Half; offsets may be null
     const float* bias;
-    int64_t inputs, padded, group, groups, outputs, wide;  // wide: padded outputs
+    int64_t inputs, padded, group, groups, outputs;
 };
 
 // A format tells the inputs that a word of four bytes holds, the code of zero, and the weight of one of them.
@@ -71,7 +71,7 @@ void multiply_floats(const Product& p, const float* x, int64_t row, int64_t bloc
             for (int n = 0; n < N; ++n)
                 for (int64_t k = g * p.group; k < (g + 1) * p.group; ++k) whole[n] += values[n * p.padded + k];
         for (int c = 0; c < C; ++c) {
-            const int64_t at = g * p.wide + (block + c) * LANES;
+            const int64_t at = ((block + c) * p.groups + g) * LANES;
             const Floats scale = load((const S*)p.scales + at);
             for (int n = 0; n < N; ++n) {
                 totals[n][c] = fused(sums[n][c], scale, totals[n][c]);
@@ -115,13 +115,17 @@ void multiply_bytes(const Product& p, const Quantized& x, int64_t row, int64_t b
                 sums[n][c][0] = Ints{} - middle * x.sums[(row + n) * parts + a];
                 sums[n][c][1] = Ints{};
             }
-        for (int64_t k = a * A; k < (a + 1) * A; k += F::QUAD)
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < A; k += F::QUAD)
+#pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
-                const uint8_t* weights = p.weights + ((block + c) * p.padded + k) / F::QUAD * 4 * LANES;
-                for (int n = 0; n < N; ++n) add(sums[n][c], F{}, weights, values + n * p.padded + k);
+                const uint8_t* weights = p.weights + ((block + c) * p.padded + a * A + k) / F::QUAD * 4 * LANES;
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) add(sums[n][c], F{}, weights, values + n * p.padded + a * A + k);
             }
+#pragma GCC unroll 4
         for (int c = 0; c < C; ++c) {
-            const int64_t at = a * A / p.group * p.wide + (block + c) * LANES;
+            const int64_t at = ((block + c) * p.groups + a * A / p.group) * LANES;
             const Floats scale = load((const S*)p.scales + at);
             for (int n = 0; n < N; ++n) {
                 const float unit = x.scales[(row + n) * parts + a];
@@ -239,8 +243,7 @@ extern "C" void specdec_quantized_linear(int dtype, int kind, int half, int byte
                                        const void* scales, const void* offsets, const float* bias, void* out,
                                        int64_t rows, int64_t inputs, int64_t padded, int64_t group, int64_t outputs,
                                        int threads) {
-    const int64_t wide = (outputs + LANES - 1) / LANES * LANES;
-    const Product product{(const uint8_t*)weights, scales, offsets, bias, inputs, padded, group, padded / group, outputs,
-                          wide};
+    const Product product{(const uint8_t*)weights, scales, offsets, bias, inputs, padded, group, padded / group,
+                          outputs};
     SPECDEC_BY_DTYPE(dtype, of_kind, kind, half, x, product, out, rows, bytes, threads);
 }
