@@ -2,14 +2,16 @@
 # What depends on the device, on a machine with a CUDA GPU and the three packages importable. In stages, each
 # with a time of its own, so that one fits into a session of a few minutes:
 #
-#     tests/run_on_gpu.sh [STAGE...]      # kernels engine lossless exact sanitizer; all, one after the other, if none
+#     tests/run_on_gpu.sh [STAGE...]      # kernels plugins engine lossless exact sanitizer; all, in turn, if none
 #
 #   kernels    every kernel against its torch reference, float32 and bfloat16, rows invariant to the bit
+#   plugins    the draft methods on the device, and the conformance kit's part for it
 #   engine     the engine's own tests; they take the GPU by themselves (device="auto")
 #   lossless   float32: the tokens of each request alone, with every proposer, with graphs and without
 #   exact      the same in bfloat16
 #   sanitizer  the kernels' tests under compute-sanitizer (TOOL=memcheck, racecheck, synccheck or initcheck)
 #
+# Failures are told as they happen, so that a stage which is out of time has told its own.
 # BUDGET seconds a stage (280; the sanitizer takes 150 at most), WORKERS processes (12; Triton compiles in each, and
 # shares what it compiled through its cache), PYTEST_ARGS for pytest. Ends with the number of stages that failed.
 set -uo pipefail
@@ -26,14 +28,20 @@ print("transformers", transformers.__version__, "on", torch.cuda.get_device_name
 PY
 
 within() { timeout -k 10 "$BUDGET" "$@"; }
-tests() { within python3 -m pytest -q -n "$WORKERS" --dist worksteal -p no:cacheprovider "$@" ${MORE[@]+"${MORE[@]}"}; }
+tests() {
+  within python3 -m pytest -q --tb=short -n "$WORKERS" --dist worksteal -p no:cacheprovider -p no:benchmark \
+    -p tests.instant_failures "$@" ${MORE[@]+"${MORE[@]}"}
+}
 
 kernels() { tests -m "not sweep" kernels/tests; }
+plugins() {
+  tests plugins/*/tests/*_gpu.py examples/*/tests/*_gpu.py tests/conformance/test_conformance_gpu.py \
+    core/tests/lora/test_lora_gpu.py
+}
 engine() {
   tests -m "not model" core/tests/models core/tests/sampling core/tests/engine core/tests/api core/tests/params \
     core/tests/verify tests/test_contract_scenarios.py tests/test_lossless.py tests/test_faulty_proposers.py \
-    tests/test_law_weighing_rules.py tests/conformance/test_conformance_gpu.py plugins/ngram/tests/test_ngram_device.py \
-    tests/test_gpu_weight_updates.py
+    tests/test_law_weighing_rules.py tests/test_gpu_weight_updates.py plugins/ngram/tests/test_ngram_device.py
 }
 lossless() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k "not bfloat16"; }
 exact() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k bfloat16; }
@@ -74,12 +82,12 @@ sanitizer() {
   return $failed
 }
 
-[ $# -gt 0 ] || set -- kernels engine lossless exact sanitizer
+[ $# -gt 0 ] || set -- kernels plugins engine lossless exact sanitizer
 failed=0
 for stage in "$@"; do
   case $stage in
-    kernels | engine | lossless | exact | sanitizer) ;;
-    *) echo "no stage '$stage': kernels, engine, lossless, exact, sanitizer" >&2; exit 64 ;;
+    kernels | plugins | engine | lossless | exact | sanitizer) ;;
+    *) echo "no stage '$stage': kernels, plugins, engine, lossless, exact, sanitizer" >&2; exit 64 ;;
   esac
 done
 for stage in "$@"; do
