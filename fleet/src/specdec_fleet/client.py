@@ -30,8 +30,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that replicas have to answer about themselves.
-LOOK_TIMEOUT = 5.0
+#: Seconds that replicas have to answer about themselves: less than the server waits for metrics.
+LOOK_TIMEOUT = 1.5
+#: Seconds that replicas have to do what an administrator asks for, between two steps.
+CONTROL_TIMEOUT = 30.0
 #: Seconds before the next attempt, times the attempts made: what broke one replica may be breaking the next.
 PAUSE = 0.05
 #: Replicas that are remembered as lost.
@@ -317,7 +319,7 @@ class FleetLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Of all replicas; False if requests run on one."""
-        return all(await self._all("reset_prefix_cache"))
+        return all(await self._all("reset_prefix_cache", timeout=CONTROL_TIMEOUT))
 
     async def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
         """Refused: a replica that is replaced would come up with the weights of the start.
@@ -334,7 +336,7 @@ class FleetLLM:
         """Pause all replicas that there are.
 
         Raises:
-            ConfigError: ``level`` is not 0.
+            SpecdecodeError: no replica did, as they do for no other ``level``.
         """
         await self._control("sleep", level)
 
@@ -346,11 +348,11 @@ class FleetLLM:
         answers = await self._all("is_sleeping")
         return bool(answers) and all(answers)
 
-    async def _all(self, method: str, *args: Any) -> Sequence[Any]:
-        return await self._replicas.broadcast(method, *args, timeout=LOOK_TIMEOUT)
+    async def _all(self, method: str, *args: Any, timeout: float = LOOK_TIMEOUT) -> Sequence[Any]:
+        return await self._replicas.broadcast(method, *args, timeout=timeout)
 
     async def _control(self, method: str, *args: Any) -> None:
-        if not await self._all(method, *args):
+        if not await self._all(method, *args, timeout=CONTROL_TIMEOUT):
             raise SpecdecodeError(f"{method} was done by no replica: see the door's log for the reason")
 
     async def shutdown(self) -> None:
