@@ -84,7 +84,7 @@ def one_engine(fleet_model: Path) -> Iterator[Any]:
 
 
 class DyingReplicas:
-    """Replicas that are all the same engine; attempt ``i`` is lost after ``deaths[i]`` messages.
+    """Replicas that are all the same engine; attempt ``i`` is lost at its token ``deaths[i]``; 0: before all.
 
     Args:
         change: of outputs, by attempt: replicas that are not alike.
@@ -108,21 +108,24 @@ class DyingReplicas:
     async def generate(self, ask: Any) -> AsyncGenerator[Any, None]:
         from specdec_fleet.errors import ReplicaLost
         from specdec_fleet.messages import Accepted
+        from specdecode.api.params import RequestOutputKind
 
         attempt = len(self.asks)
         self.asks.append(ask)
-        left = self._deaths[attempt] if attempt < len(self._deaths) else 1 << 30
+        death = self._deaths[attempt] if attempt < len(self._deaths) else 1 << 30
+        given = 0
         self.open += 1
         name = f"{ask.request_id}-{attempt}"
         stream = None
         try:
             stream = await self.llm.add_request(name, ask.prompt, ask.params, priority=ask.priority)
-            if left < 1:
+            if not death:
                 raise ReplicaLost("killed", shunned=self._shunned)
             yield Accepted(f"replica-{attempt}")
             async for output in stream:
-                left -= 1
-                if left < 1:
+                tokens = sum(len(one.token_ids) for one in output.outputs)
+                given = given + tokens if ask.params.output_kind is RequestOutputKind.DELTA else tokens
+                if given >= death:  # by tokens, as a slow reader gets several steps' as one message
                     raise ReplicaLost("killed", shunned=self._shunned)
                 slim = attrs.evolve(output, prompt=None, prompt_token_ids=(), request_id=ask.request_id)
                 yield self._change(attempt, slim)
