@@ -41,7 +41,8 @@ plugins() {
 engine() {
   tests -m "not model" core/tests/models core/tests/sampling core/tests/engine core/tests/api core/tests/params \
     core/tests/verify tests/test_contract_scenarios.py tests/test_lossless.py tests/test_faulty_proposers.py \
-    tests/test_law_weighing_rules.py tests/test_gpu_weight_updates.py plugins/ngram/tests/test_ngram_device.py
+    tests/test_law_weighing_rules.py tests/test_gpu_weight_updates.py plugins/ngram/tests/test_ngram_device.py \
+    tests/images/test_images_gpu.py
 }
 lossless() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k "not bfloat16"; }
 exact() { tests tests/test_gpu_exact.py tests/test_gpu_exact_bits.py -k bfloat16; }

@@ -7,6 +7,7 @@ import base64
 import functools
 import http.server
 import io
+import sys
 import threading
 
 import pytest
@@ -114,6 +115,14 @@ def test_without_a_processor_the_remedy_is_told(smolvlm, tmp_path):
             (tmp_path / file.name).symlink_to(file)
     with pytest.raises(ConfigError, match=r"preprocessor_config.json, or set limit_mm_per_prompt="):
         LLM(str(tmp_path), device="cpu")
+
+
+def test_without_pillow_the_remedy_is_told(smolvlm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigError, match=r"'specdec-core\[images\]', or set limit_mm_per_prompt="):
+        LLM(str(smolvlm), device="cpu")
+    with LLM(str(smolvlm), dtype="float32", device="cpu", limit_mm_per_prompt={"image": 0}) as llm:
+        assert len(answer(llm, "plain")) == 6
 
 
 def test_weights_are_not_replaced_in_place(engine, smolvlm):
