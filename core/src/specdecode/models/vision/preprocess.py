@@ -53,9 +53,7 @@ class ImagePreprocessor:
             ConfigError: the processor raised, or gave tiles that the tower cannot take.
         """
         try:
-            made = self._processor(
-                images=[[image]], return_tensors="pt", return_row_col_info=True, input_data_format=None
-            )
+            made = self._processor(images=[[image]], return_tensors="pt", return_row_col_info=True)
         except Exception as error:  # transformers documents no set of errors for what an image may be
             raise ConfigError(f"{where} cannot be processed ({type(error).__name__}: {error})") from error
         pixels = made["pixel_values"][0].to(self._dtype)
