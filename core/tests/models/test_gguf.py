@@ -226,3 +226,12 @@ def test_output_of_blocks_does_not_depend_on_drafts(blocks_file):
 def test_blocks_are_of_files_alone(original):
     with pytest.raises(ConfigError, match=r"quantization='gguf'.* is none: give a .gguf file"):
         LLM(str(original), quantization="gguf", device="cpu")
+
+
+def test_blocks_are_not_replaced_in_place(blocks_file, tmp_path):
+    path = str(resolve_model(blocks_file).path)
+    with (
+        LLM(str(blocks_file), quantization="gguf", device="cpu") as llm,
+        pytest.raises(ConfigError, match=r"layers of model .*\(quantization='gguf'\)"),
+    ):
+        llm.update_weights(path)

@@ -42,6 +42,11 @@ class Packable(torch.nn.Module):
         """Whether it computes by another form of its weight."""
         return self._packed is not None
 
+    @property
+    def refillable(self) -> bool:
+        """Whether :meth:`refilled` can be: not for what was never dense, as weights that stay quantised."""
+        return self._packed is None or self._form is not None
+
     def pack(self, form: Form) -> None:
         """Replace the weight by a packed form of it; nothing can be loaded but in :meth:`refilled`."""
         self._form, self._dense_shape = form, tuple(self.weight.shape)

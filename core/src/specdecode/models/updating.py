@@ -14,6 +14,7 @@ import torch
 
 from specdecode.contract import ConfigError
 from specdecode.distributed import Share
+from specdecode.layers.packed import Packable
 
 from .decoder import Decoder
 from .families import decoder_config
@@ -85,6 +86,7 @@ def new_weights(model: Decoder | TransformersDecoder, files: ModelFiles, source:
         ConfigError: names what does not fit: the config, a tensor's name or its shape.
     """
     _check_unquantized(files)
+    _check_refillable(model, files)
     _check_text_only(files)
     if isinstance(source, (str, Path)):
         return _of_files(model, files, str(source))
@@ -150,6 +152,15 @@ def _listed(source: Any) -> list[GivenTensor]:
             got = getattr(tensor, "dtype", tensor)
             raise ConfigError(f"{wanted} of a floating dtype, got {name!r}: {got!r}")
     return [GivenTensor(name, tensor.detach()) for name, tensor in given]
+
+
+def _check_refillable(model: Decoder | TransformersDecoder, files: ModelFiles) -> None:
+    layers = [layer for layer in model.modules() if isinstance(layer, Packable) and not layer.refillable]
+    if layers:
+        raise ConfigError(
+            f"{len(layers)} layers of model {files.name!r} compute with a GGUF file's blocks (quantization="
+            "'gguf'), which are not replaced in place: make the engine without it"
+        )
 
 
 def _check_unquantized(files: ModelFiles) -> None:
