@@ -38,8 +38,10 @@ def run(path, **keywords):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [*((layout, "bfloat16") for layout in LAYOUTS), *((layout, "float32") for layout in ("awq", "fp8"))],
+)
 def test_output_does_not_depend_on_drafts(layout, dtype, tmp_path):
     """Greedy and seeded: without speculation, by prompt lookup, and by a draft model in the same layout."""
     target, _ = quantized_checkpoint(tmp_path / "target", layout, **SMALL)

@@ -30,7 +30,7 @@ QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("t
 ADAPTED = [("llama-8b", torch.bfloat16, tokens, "adapted") for tokens in (1, 64)]
 LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16, 128, "boxes")]
 #: Of weights that stay quantised.
-QUANTISED = [("llama-8b", torch.bfloat16, 1, "int4-128"), ("qwen3-8b", torch.bfloat16, 32, "fp8")]
+QUANTISED = [("llama-8b", torch.bfloat16, 1, "int4-128"), ("smollm2", torch.bfloat16, 32, "fp8")]
 SWEEP = [
     (name, dtype, tokens)
     for dtype in (torch.bfloat16, torch.float32)

@@ -22,7 +22,7 @@ EPS = 1e-5
 #: Kind, inputs that share a scale (0: all), whether there are zero points.
 FORMS = [("int4", 128, False), ("int4", 128, True), ("int4", 32, True), ("int4", 0, False)]
 FORMS += [("fp8", 0, False), ("fp8", 128, False), ("int8", 0, False), ("int8", 64, False)]
-TOKENS = [1, 17, 48, 64, 90, 150, 300, 600] if CARD else [1, 17, 40]
+TOKENS = [1, 17, 48, 64, 90, 150, 300, 600] if CARD else [1, 20]
 
 pytestmark = [
     pytest.mark.parametrize("dtype", DTYPES, ids=str),
@@ -136,7 +136,7 @@ def test_a_layer_of_quantised_products(form, dtype):
 )
 def test_every_kind_of_tile(monkeypatch, tile, dtype):
     monkeypatch.setattr(tiles, "choose", lambda *_: tile)
-    for form in (FORMS[1], FORMS[2], FORMS[4], FORMS[7]):
+    for form in (FORMS[1], FORMS[2], FORMS[4], FORMS[7]) if CARD else (FORMS[2], FORMS[4]):
         test_products(form, 150, 512, dtype)
     if tile.rows >= 64:  # a tile of the gate has sixteen pairs at the least
         test_a_layer_of_quantised_products(FORMS[4], dtype)
