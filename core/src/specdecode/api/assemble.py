@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,14 +12,11 @@ import torch
 from .. import models
 from ..contract import (
     EMBED,
-    EXTRA_LAYERS,
     LM_HEAD,
-    CheckpointInfo,
     ConfigError,
     Needs,
     Proposer,
     Resources,
-    Shape,
     TargetInfo,
     Unsupported,
 )
@@ -29,7 +24,7 @@ from ..contract import Ranks as DraftRanks
 from ..distributed import SOLO, Group
 from ..distributed.executors import executor_called
 from ..distributed.lockstep import Ranks
-from ..distributed.proposers import LeaderProposer, check_ranks
+from ..distributed.proposers import LeaderProposer
 from ..distributed.starting import start_ranks
 from ..engine.control import DraftPolicy
 from ..engine.drafting import Drafting
@@ -45,18 +40,20 @@ from ..kv.store import KVStore, LayerShape, draft_layers
 from ..layers import RotatingBackend
 from ..layers.flashinfer_backend import flashinfer_backend
 from ..lora.manager import LoRAManager
-from ..plugins import PluginManager, Prepared, default_manager, prepare, read_checkpoint
+from ..plugins import PluginManager, Prepared, default_manager
 from ..runner.graphs import row_buckets
 from ..runner.images import EncodedImages
 from ..runner.profiling import measure_steps, target_costs
 from ..runner.runner import ModelRunner
-from ..verify import Rule, Synthetic, Typical, rule
-from .adapters import adapters_in_use, check_adapters, room_for_adapters
+from ..verify import Rule
+from .adapters import adapters_in_use, room_for_adapters
 from .args import EngineArgs
-from .drafting_pace import check_schedule, make_pacer, most_tokens, widths_of
+from .drafter import prepare_proposer, rule_of
+from .drafting_pace import make_pacer, most_tokens, widths_of
 from .images import ImageDoor
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
 from .overlapping import captures, make_steady, max_slots, overlaps
+from .resolution import ResolvedTarget, resolve_target
 
 logger = logging.getLogger(__name__)
 
@@ -106,18 +103,6 @@ class NoLifecycle:
         return None
 
 
-@attrs.frozen(eq=False)
-class ResolvedTarget:
-    """The target before any weight is read."""
-
-    files: models.ModelFiles
-    device: torch.device
-    dtype: torch.dtype
-    exact: bool
-    info: TargetInfo
-    kv_dtype: torch.dtype  #: of its KV cache
-
-
 def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Ranks | None = None) -> Engine:
     """Load everything ``args`` name.
 
@@ -128,13 +113,13 @@ def assemble(args: EngineArgs, manager: PluginManager | None = None, ranks: Rank
         ConfigError, Unsupported: before any weight is read, and any process started, where that can be known.
         WorkerDied: another rank's process ended.
     """
-    target = _resolve_target(args)
+    target = resolve_target(args)
     manager = manager or _manager(args)
     executor = executor_called(args.distributed_executor_backend, manager.executors)
     if args.tensor_parallel_size > 1 and ranks is None:
         device = args.device if args.device != "auto" else target.device.type
         executor.check(args.tensor_parallel_size, device)
-    prepared = _prepare_proposer(args, manager, target.info)
+    prepared = prepare_proposer(args, manager, target.info)
     assert target.info.tokenizer is not None
     tokenizer = None if args.skip_tokenizer_init else target.info.tokenizer.load()
     door = _image_door(args, target, tokenizer)
@@ -153,7 +138,7 @@ def _load(
     ranks: Ranks,
 ) -> Engine:
     """What takes memory, in the order in which it is taken; all ranks at once."""
-    verification = _rule(prepared)
+    verification = rule_of(prepared)
     needs = prepared.needs if prepared else None
     group = ranks.group
     with stage("loading the model", target.device, remedy="use a smaller model or dtype='bfloat16'"):
@@ -269,36 +254,6 @@ def _plan_memory(
     )
 
 
-def _resolve_target(args: EngineArgs) -> ResolvedTarget:
-    device = torch.device(_device(args.device))
-    files = models.resolve_model(
-        args.model,
-        revision=args.revision,
-        load_format=args.load_format,
-        trust_remote_code=args.trust_remote_code,
-    )
-    models.check_architecture(files, quantization=args.quantization, exact=args.exact)
-    check_adapters(args, files)
-    dtype = torch.bfloat16  # what int8 weights compute in
-    if args.quantization is None or args.dtype != "auto":
-        dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
-    models.check_quantization(args.quantization, dtype, device, files)
-    longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
-    tokenizer = models.tokenizer_of(
-        files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
-    )
-    info = models.describe_target(
-        files,
-        dtype=dtype,
-        device=device,
-        max_model_len=longest,
-        tensor_parallel_size=args.tensor_parallel_size,
-        tokenizer=tokenizer,
-    )
-    exact = models.is_native(files) and _exact(args, dtype, device, info)
-    return ResolvedTarget(files, device, dtype, exact, info, _kv_dtype(args, dtype, device, info))
-
-
 def _image_door(args: EngineArgs, target: ResolvedTarget, tokenizer: Any) -> ImageDoor | None:
     """What puts images into prompts; None: the model takes none, or is not to.
 
@@ -333,64 +288,6 @@ def _manager(args: EngineArgs) -> PluginManager:
     return PluginManager(disabled=args.disable_plugins) if args.disable_plugins else default_manager()
 
 
-def _prepare_proposer(args: EngineArgs, manager: PluginManager, target: TargetInfo) -> Prepared | None:
-    if args.speculative_config is None:
-        return None
-    reader = functools.partial(_read_draft, dummy=args.load_format == "dummy")
-    prepared = prepare(manager, args.speculative_config, target, reader=reader)
-    verification = _rule(prepared)
-    if args.shadow_rate and (verification.weigh is not None or not verification.lossless):
-        raise Unsupported(
-            f"shadow_rate={args.shadow_rate} compares tokens with and without speculation, which "
-            f"rejection_sample_method={verification.name!r} does not keep equal"
-            f"{', only their law' if verification.lossless else ''}: use 'invariant', or leave "
-            "shadow_rate out"
-        )
-    check_needs(prepared.needs, prepared.method, target, verification)
-    check_ranks(prepared.needs, prepared.method, target.tensor_parallel_size)
-    check_schedule(prepared)
-    if verification.mark is not None:
-        logger.warning(
-            "rejection_sample_method=%r %s, and all that is measured with it is marked as %s",
-            verification.name,
-            _LOSSES[verification.name],
-            verification.mark,
-        )
-    return prepared
-
-
-def _read_draft(
-    path: str | Path,
-    revision: str | None = None,
-    *,
-    field: str = "speculative_config.model",
-    dummy: bool = False,
-) -> CheckpointInfo:
-    """The headers of a draft checkpoint; a GGUF file is converted first, as a target is."""
-    given = Path(path).expanduser()
-    if given.is_file() and given.suffix == ".gguf":
-        path = models.resolve_model(given).path
-    return read_checkpoint(path, revision, field=field, dummy=dummy)
-
-
-def _rule(prepared: Prepared | None) -> Rule:
-    if prepared is None:
-        return rule("invariant")
-    policy = prepared.policy
-    if policy.rejection_sample_method == "typical":
-        defaults = Typical()
-        return rule(
-            "typical",
-            typical=Typical(
-                policy.posterior_threshold or defaults.threshold, policy.posterior_alpha or defaults.alpha
-            ),
-        )
-    if policy.rejection_sample_method != "synthetic":
-        return rule(policy.rejection_sample_method)
-    rates, length = policy.synthetic_acceptance_rates, policy.synthetic_acceptance_length
-    return rule("synthetic", Synthetic.of(prepared.needs.width, rates, length))
-
-
 def _kv_layers(
     target: ResolvedTarget, kv_heads: int, needs: Needs | None
 ) -> tuple[list[LayerShape], list[list[LayerShape]]]:
@@ -415,86 +312,11 @@ def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: Targe
     proposer.warm((), lambda fn, bucket: fn)  # ``propose`` is captured as part of the step
 
 
-def _exact(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: TargetInfo) -> bool:
-    """Whether rows are to be invariant: as a rule wherever the kernels can do it."""
-    obstacle = models.why_not_exact(dtype, device, target)
-    if args.attention_backend == "flashinfer":
-        obstacle = "is not to be had of attention_backend='flashinfer': leave that out"
-    if args.exact and obstacle:
-        raise ConfigError(f"exact=True {obstacle}")
-    return obstacle is None and args.exact is not False
-
-
-def _kv_dtype(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: TargetInfo) -> torch.dtype:
-    """What the target's KV is stored in; ConfigError where the kernels do not store float8."""
-    if args.kv_cache_dtype == "auto":
-        return dtype
-    obstacle = models.why_not_exact(dtype, device, target)  # its kernels are those that know float8
-    if args.attention_backend == "flashinfer":
-        obstacle = "is not to be had of attention_backend='flashinfer': leave that out"
-    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        obstacle = "takes a card of compute capability 8.9 on, such as L4 or H100"
-    if obstacle:
-        raise ConfigError(
-            f"kv_cache_dtype={args.kv_cache_dtype!r} {obstacle}; or leave kv_cache_dtype at 'auto'"
-        )
-    return torch.float8_e4m3fn
-
-
 def _attention_backend(args: EngineArgs, target: ResolvedTarget) -> RotatingBackend | None:
     """None: our own kernels."""
     if args.attention_backend != "flashinfer":
         return None
     return flashinfer_backend(target.device, target.dtype)
-
-
-#: What the output is under a rule that is not lossless.
-_LOSSES = {
-    "typical": "accepts drafts that the model would not have drawn, where they are likely enough: the output "
-    "has not its law, sampled text above all",
-    "synthetic": "accepts drafts by rate, whatever their tokens: the output is not the model's. It is for "
-    "benchmarks",
-}
-
-#: Why a rule cannot decide trees.
-_CHAINS_ONLY = {
-    "block": ": it weighs the drafts of one path together, and the nodes of a tree belong to several",
-    "synthetic": ": it has a rate for each draft of one path",
-}
-
-
-def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rule) -> None:
-    """Refuse what core cannot serve in this version.
-
-    Raises:
-        Unsupported: names the method, the need and what would work.
-    """
-    if needs.shape is Shape.TREE and not verification.trees:
-        raise Unsupported(
-            f"{method} drafts trees, and rejection_sample_method={verification.name!r} decides chains only"
-            f"{_CHAINS_ONLY.get(verification.name, '')}; use 'standard' or 'invariant', or have the method "
-            "draft a chain"
-        )
-    if EXTRA_LAYERS in needs.modules:
-        raise Unsupported(
-            f"{method} needs extra layers of the target, which no model family loads in this version"
-        )
-    for tap in needs.taps:
-        if isinstance(tap.boundary, int) and not 0 <= tap.boundary <= target.num_layers:
-            raise Unsupported(
-                f"{method} taps boundary {tap.boundary}; a target of {target.num_layers} layers has 0 to "
-                f"{target.num_layers}"
-            )
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device must be one torch can use here, got {name!r}: {error}") from None
-    return name
 
 
 def _handle(prepared: Prepared | None, model: Any, target: ResolvedTarget, group: Group) -> LoadedTarget:

@@ -21,42 +21,20 @@ from ..models import NewWeights, WeightSource
 from ..plugins import PluginManager
 from ..sampling.bad_words import BadWords
 from ..sampling.history import TokenHistory, needs_history
-from ..sampling.logprobs import RowLogprobs
 from ..sampling.processors import LogitsProcessors
 from ..sampling.seeds import UnseededStream, resolve_seed
 from ..structured import GrammarCompiler, GrammarState
 from .args import EngineArgs
 from .assemble import Engine, assemble
+from .delivery import OutputMaker, RequestGroup
 from .media import MediaPolicy
-from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .prompts import TokenizedPrompt, check_prompt, tokenize, tokenizing, truncate
 from .shadow import Shadow
 from .updating import UpdateMode, WeightsLostError, WeightUpdate, WeightUpdater, check_mode
 
 logger = logging.getLogger(__name__)
-
-#: A token id -> its log-probability.
-TokenLogprobs = dict[int, Logprob]
-
-
-@attrs.define(eq=False)
-class RequestGroup:
-    """A user's request: one prompt, ``n`` completions."""
-
-    request_id: str
-    prompt: TokenizedPrompt
-    params: SamplingParams
-    lora_request: LoRARequest | None = None
-    states: list[RequestOutputState] = attrs.field(factory=list)
-    sent: dict[int, tuple[int, int]] = attrs.field(factory=dict)  #: index -> tokens, characters given out
-    logprobs: dict[int, list[TokenLogprobs]] = attrs.field(factory=dict)  #: index -> as they are given out
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  #: as they are given out; None: not yet
-    repeatable: bool = True  #: False: its tokens are of old weights and new ones
-
-    @property
-    def finished(self) -> bool:
-        return all(state.finish for state in self.states)
 
 
 class LLMEngine:
@@ -86,6 +64,7 @@ class LLMEngine:
         self._eos_ids = engine.eos_ids
         self._defaults = engine.defaults
         self._rule = engine.core.verification.rule
+        self._outputs = OutputMaker(self.tokenizer, self._rule.mark)
         self._unseeded = UnseededStream(args.seed)
         self._bad_words = functools.lru_cache(
             functools.partial(_bad_words, self.tokenizer, self.target.vocab_size)
@@ -100,7 +79,6 @@ class LLMEngine:
         self._group_of: dict[Request, RequestGroup] = {}
         self._serial = count()
         self._handed_back: list[RequestOutput] = []
-        self._textless: set[int] = set()  # tokens the tokenizer raised for
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
@@ -306,7 +284,7 @@ class LLMEngine:
                 self.core.abort(state.request)
                 self._group_of.pop(state.request, None)
             if len(group.states) == group.params.n:  # else it was never queued as a whole
-                outputs.append(self._output(group, finished=True))
+                outputs.append(self._outputs.output(group, finished=True))
         return outputs
 
     def has_request(self, request_id: str) -> bool:
@@ -371,71 +349,7 @@ class LLMEngine:
                 if self._shadow is not None and group.repeatable:
                     self._shadow.offer(group.request_id, group.prompt, group.params, state)
         if finished or group.params.output_kind is not RequestOutputKind.FINAL_ONLY:
-            yield self._output(group, finished)
-
-    def _output(self, group: RequestGroup, finished: bool) -> RequestOutput:
-        delta = group.params.output_kind is RequestOutputKind.DELTA
-        return RequestOutput(
-            request_id=group.request_id,
-            prompt=group.prompt.text,
-            prompt_token_ids=group.prompt.token_ids,
-            outputs=[self._completion(group, state, delta) for state in group.states],
-            finished=finished,
-            prompt_logprobs=self._prompt_logprobs(group, delta),
-            metrics=_metrics(group, lossy=self._rule.mark),
-            num_cached_tokens=group.states[0].request.stats.cached_tokens,
-            lora_request=group.lora_request,
-        )
-
-    def _completion(self, group: RequestGroup, state: RequestOutputState, delta: bool) -> CompletionOutput:
-        index, text = state.request.index, state.settled_text
-        tokens, chars = group.sent.get(index, (0, 0)) if delta else (0, 0)
-        group.sent[index] = (len(state.token_ids), len(text))
-        logprobs = None
-        if group.params.logprobs is not None:
-            told = group.logprobs.setdefault(index, [])
-            told += map(self._logprobs, state.logprobs[len(told) :])
-            logprobs = told[tokens:]
-        return CompletionOutput(
-            index=index,
-            text=text[chars:],
-            token_ids=state.token_ids[tokens:],
-            cumulative_logprob=sum(row.logprobs[0] for row in state.logprobs)
-            if logprobs is not None
-            else None,
-            logprobs=logprobs,
-            finish_reason=state.finish.reason if state.finish else None,  # type: ignore[arg-type]
-            stop_reason=state.finish.stop_reason if state.finish else None,
-            token_sources=state.sources[tokens:],
-            error=state.error,
-        )
-
-    def _prompt_logprobs(self, group: RequestGroup, delta: bool) -> list[TokenLogprobs | None] | None:
-        if group.params.prompt_logprobs is None:
-            return None
-        if group.prompt_logprobs is None:
-            group.prompt_logprobs = [None, *map(self._logprobs, group.states[0].prompt_logprobs)]
-        elif delta:
-            return None
-        return list(group.prompt_logprobs)
-
-    def _logprobs(self, row: RowLogprobs) -> TokenLogprobs:
-        return {
-            token: Logprob(value, rank, self._decoded(token))
-            for token, value, rank in zip(row.token_ids, row.logprobs, row.ranks, strict=True)
-        }
-
-    def _decoded(self, token: int) -> str | None:
-        """Its text; None if there is no tokenizer, or it has none for this token."""
-        if self.tokenizer is None:
-            return None
-        try:
-            return str(self.tokenizer.decode([token]))
-        except Exception:  # some raise for ids that only the padded vocabulary of the model has
-            if token not in self._textless:
-                logger.warning("the tokenizer has no text for token %d", token, exc_info=True)
-                self._textless.add(token)
-            return None
+            yield self._outputs.output(group, finished)
 
     # -- new weights ----------------------------------------------------------------------------
     def update_weights(self, source: WeightSource, *, mode: UpdateMode = "wait") -> WeightUpdate:
@@ -579,23 +493,3 @@ def _bad_words(tokenizer: Any, vocab_size: int, words: tuple[str, ...]) -> BadWo
             return list(tokenizer.encode(word, add_special_tokens=False))
 
     return BadWords.of(words, encode, vocab_size)
-
-
-def _metrics(group: RequestGroup, *, lossy: str | None) -> RequestMetrics:
-    stats = [state.request.stats for state in group.states]
-    first = [s.first_token for s in stats if s.first_token is not None]
-    done = [s.finished for s in stats if s.finished is not None]
-    return RequestMetrics(
-        arrival_time=stats[0].arrival,
-        first_scheduled_time=stats[0].first_scheduled,
-        first_token_time=min(first, default=None),
-        finished_time=max(done) if len(done) == len(stats) else None,
-        drafted=sum(s.drafted for s in stats),
-        accepted=sum(s.accepted for s in stats),
-        discarded=sum(s.discarded for s in stats),
-        bonus=sum(s.bonus for s in stats),
-        draft_steps=sum(s.draft_steps for s in stats),
-        steps=sum(s.steps for s in stats),
-        preemptions=sum(s.preemptions for s in stats),
-        lossy=lossy,
-    )
