@@ -31,13 +31,21 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def parsed(path: Path) -> ast.Module:
+    source = path.read_text()
+    try:
+        return ast.parse(source)
+    except SystemError:  # before Python 3.11.8, when another thread parses at the same time (gh-106905)
+        return ast.parse(source)
+
+
 def imports(path: Path) -> set[str]:
     """Absolute names of all modules a file imports, at the top or inside functions."""
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -184,7 +192,7 @@ def test_blind_rooms_name_no_method():
         f"{path.relative_to(ROOT)}:{node.lineno} says {node.value!r}"
         for room in BLIND
         for path in sources(CORE / room)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and node.value in names
     ]
     assert not found
@@ -194,7 +202,7 @@ def test_blind_rooms_never_ask_a_proposer_who_it_is():
     found = []
     for room in BLIND:
         for path in sources(CORE / room):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
                     continue
                 if (

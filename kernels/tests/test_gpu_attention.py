@@ -152,7 +152,11 @@ def test_a_node_has_the_bits_of_its_path(dtype, base):
                         for slot in (base + node, base + level)
                     )
                     moved[target] = kept[source]
-            assert torch.equal(alone.attend(alone.meta(), mode=mode)[0], got[t])
+            told = alone.attend(alone.meta(), mode=mode)[0]
+            if ON_A_CARD:
+                assert torch.equal(told, got[t])
+            else:  # the interpreter's products are numpy's, whose bits depend on the processor
+                torch.testing.assert_close(told, got[t], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
