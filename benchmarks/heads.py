@@ -2,9 +2,10 @@
 
     python benchmarks/heads.py --model MODEL [--device cuda] [--dtype bfloat16] [--configs FILE] [--json FILE]
 
-``--configs`` holds ``{temperature: {name: speculative_config}}``. A config with ``"head": NAME`` is that of
-the head of specdec-heads-smollm2 (``--heads DIR``: of a folder of such folders) with the further keys; where
-there is no such head, it is passed over. All run in one process, each in turn with plain on every prompt.
+``--configs`` holds ``{temperature: {name: speculative_config}}``. A config with ``"head": NAME``, or one of
+its ``proposers``, is that of the head of specdec-heads-smollm2 (``--heads DIR``: of a folder of such folders)
+with the further keys; where there is no such head, it is passed over. All run in one process, each in turn
+with plain on every prompt.
 """
 
 from __future__ import annotations
@@ -46,13 +47,27 @@ def configs_of(file: Path, folder: Path | None, only: str) -> Iterator[Config]:
         for name, config in named.items():
             if only not in name:
                 continue
-            if (head := config.get("head")) is not None:
-                base = head_config(head, folder)
-                if base is None:
-                    print(f"no head {head}: {name} is passed over", file=sys.stderr)
-                    continue
-                config = {**base, **{key: value for key, value in config.items() if key != "head"}}
-            yield Config(float(temperature), name, config)
+            try:
+                yield Config(float(temperature), name, resolved(config, folder))
+            except NoSuchHead as error:
+                print(f"{error}: {name} is passed over", file=sys.stderr)
+
+
+class NoSuchHead(Exception):
+    """A config is of a head that was not published."""
+
+
+def resolved(config: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """``config`` with the config of the head that it names, its own keys first; so with its proposers."""
+    own = dict(config)
+    if "proposers" in own:
+        own["proposers"] = [resolved(child, folder) for child in own["proposers"]]
+    if (head := own.pop("head", None)) is None:
+        return own
+    base = head_config(head, folder)
+    if base is None:
+        raise NoSuchHead(f"no head {head}")
+    return {**base, **own}
 
 
 def head_config(name: str, folder: Path | None) -> dict[str, Any] | None:
@@ -125,9 +140,7 @@ def _warm_up(llm: Any, prompts: Sequence[Mapping[str, Any]]) -> None:
 
 def rows(config: Config, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     """Of each task, then of all, with what the config says."""
-    speculative = {**config.speculative}
-    if "model" in speculative:
-        speculative["model"] = Path(speculative["model"]).name
+    speculative = without_folders(config.speculative)
     own = {"name": config.name, "temperature": config.temperature, "speculative_config": speculative}
     last = overall(comparisons) or [comparisons[-1]]
     every = [*comparisons, *(total for total in last if total not in comparisons)]
@@ -137,6 +150,16 @@ def rows(config: Config, comparisons: Sequence[Comparison]) -> list[dict[str, An
         for row in rows_of(every)
         if row.method != PLAIN
     ]
+
+
+def without_folders(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with its checkpoints' names in the place of their paths."""
+    own = dict(config)
+    if "model" in own:
+        own["model"] = Path(own["model"]).name
+    if "proposers" in own:
+        own["proposers"] = [without_folders(child) for child in own["proposers"]]
+    return own
 
 
 def told(row: Mapping[str, Any]) -> str:
