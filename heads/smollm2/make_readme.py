@@ -25,7 +25,7 @@ Draft heads and draft models for SmolLM2-135M-Instruct (Apache-2.0), trained by 
 from specdec_heads_smollm2 import path
 from specdecode import LLM
 
-llm = LLM(model, speculative_config={"model": str(path("eagle3")), "num_speculative_tokens": 5})
+llm = LLM(model, speculative_config={"model": str(path("eagle3")), "num_speculative_tokens": 3})
 ```
 
 `specdecode demo` finds them by the entry-point group `specdecode.heads`: given the fingerprint of a target
