@@ -91,7 +91,8 @@ def write_shards(
     told: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> bool:
-    """What writer ``writer`` of ``options.writers`` does: every so manieth shard, until all have enough.
+    """What writer ``writer`` of ``options.writers`` does: every so manieth shard, one at least, until there
+    are enough.
 
     Returns:
         Whether it ran out of prompts.
@@ -104,7 +105,8 @@ def write_shards(
         while True:
             have = sum(part.answer_tokens for part in store.load())
             late = limit is not None and clock() - began >= limit
-            if have >= options.data_tokens or (late and (have or number != writer)):
+            # Each writes its first one, however fast the others are: the held-out texts are in shard 0.
+            if number != writer and (have >= options.data_tokens or late):
                 return False
             if not store.file(number).is_file():
                 texts = work.shard(number, options.data_tokens - have)
