@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import attrs
@@ -24,18 +22,19 @@ _EMBED, _NORM, _HEAD = "embed_tokens.weight", "norm.weight", "lm_head.weight"
 
 
 @attrs.frozen(kw_only=True)
-class Writer:
-    """An engine over a target, described so that another process can make it."""
+class EngineMaker:
+    """Makes engines over a target; it can be sent to another process."""
 
     model: str
     dtype: str
     device: str
     keywords: dict[str, Any]
 
-    def __call__(self) -> Any:
+    def __call__(self, **more: Any) -> Any:
+        """An engine with the maker's keywords and ``more``."""
         from specdecode import LLM
 
-        return LLM(self.model, dtype=self.dtype, device=self.device, **self.keywords)
+        return LLM(self.model, **{"dtype": self.dtype, "device": self.device, **self.keywords, **more})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -73,15 +72,10 @@ class Target:
 
     def engine(self, **keywords: Any) -> Any:
         """An engine over it, in its dtype, on its device."""
-        from specdecode import LLM
+        return self.engines(**keywords)()
 
-        return LLM(
-            self.model,
-            **{"dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), **keywords},
-        )
-
-    def writer(self, data: DataOptions) -> Writer:
-        """Makes engines that write answers, in this process or another one."""
+    def writer(self, data: DataOptions) -> EngineMaker:
+        """Makes engines that write answers."""
         longest = data.prompt_tokens + data.user_tokens + data.answer_tokens
         length = min(self.info.max_model_len, longest)
         keywords: dict[str, Any] = {"max_num_seqs": data.batch_size, "max_model_len": length}
@@ -89,16 +83,16 @@ class Target:
             # Each plans by the memory it finds taken, and several begin at once: what they need is said.
             rows = data.batch_size * -(-length // _BLOCK)
             keywords |= {"num_gpu_blocks_override": rows + rows // 16 + 1, "gpu_memory_utilization": _MEMORY}
-        return Writer(
+        return self.engines(**keywords)
+
+    def engines(self, **keywords: Any) -> EngineMaker:
+        """Makes engines with these keywords and further ones."""
+        return EngineMaker(
             model=self.model,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             keywords=keywords,
         )
-
-    def engines(self, **keywords: Any) -> Callable[..., Any]:
-        """Makes engines with these keywords and further ones."""
-        return partial(self.engine, **keywords)
 
     def for_training(self, counts: np.ndarray) -> TrainingTarget:
         """Its embeddings, output layer and final norm, on the device."""
