@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from specdecode.cli import arguments
-from specdecode.cli.arguments import engine_options, parse_option, speculation_of
+from specdecode.cli.arguments import engine_options, parse_options, speculation_of
 from specdecode.contract import ConfigError, SpecdecodeError
 
 logger = logging.getLogger("specdecode.fleet")
@@ -36,14 +36,6 @@ Address = Annotated[
         metavar="ADDRESS",
         help="Ray cluster: auto, or HOST:PORT; none: one of this machine, for as long as this runs.",
         rich_help_panel=_FLEET,
-    ),
-]
-EngineOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE",
-        help="Any other keyword of EngineArgs, such as tensor_parallel_size=2. May be repeated.",
-        rich_help_panel="Engine",
     ),
 ]
 
@@ -97,16 +89,16 @@ def serve_command(
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
     max_model_len: arguments.MaxModelLen = None,
-    engine_option: EngineOption = None,
+    engine_option: arguments.EngineOption = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
     """Serve a model with replicas, over HTTP as OpenAI does. SIGTERM ends it when open requests are done."""
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
     engine = engine_options(dtype, quantization, device, max_model_len, no_plugin)
-    engine |= _options("--engine-option", engine_option)
+    engine |= parse_options("--engine-option", engine_option)
     if speculation is not None:
         engine["speculative_config"] = speculation
-    fleet_keys = _options("--fleet-option", fleet_option)
+    fleet_keys = parse_options("--fleet-option", fleet_option)
     if max_replicas is None:
         fleet_keys["num_replicas"] = replicas
     else:
@@ -121,7 +113,7 @@ def serve_command(
     args = {
         "model": model,
         "engine": engine,
-        "server": _options("--server-option", server_option),
+        "server": parse_options("--server-option", server_option),
         "fleet": fleet_keys,
     }
 
@@ -166,14 +158,14 @@ def batch_command(
     quantization: arguments.Quantization = None,
     device: arguments.Device = "auto",
     max_model_len: arguments.MaxModelLen = None,
-    engine_option: EngineOption = None,
+    engine_option: arguments.EngineOption = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
     """Answer the rows of a file, through Ray Data."""
     speculation = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
     engine = engine_options(dtype, quantization, device, max_model_len, no_plugin)
-    engine |= _options("--engine-option", engine_option)
-    fields = _options("--sampling", sampling)
+    engine |= parse_options("--engine-option", engine_option)
+    fields = parse_options("--sampling", sampling)
 
     import ray
     from specdecode import SamplingParams
@@ -206,10 +198,6 @@ def _check_fields(params: type, fields: dict[str, Any]) -> None:
     known = {field.name for field in attrs.fields(params) if field.init}
     if unknown := sorted(set(fields) - known):
         raise ConfigError(f"--sampling {unknown[0]} is no field of SamplingParams; see docs/sampling.md")
-
-
-def _options(name: str, given: list[str] | None) -> dict[str, Any]:
-    return dict(parse_option(name, option) for option in given or ())
 
 
 def serve_config(args: dict[str, Any], host: str, port: int) -> str:

@@ -92,6 +92,15 @@ MaxModelLen = Annotated[
         "--max-model-len", metavar="N", help="Longest sequence, prompt included.", rich_help_panel=_ENGINE
     ),
 ]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        metavar="KEY=VALUE",
+        help="Any other keyword of EngineArgs, such as max_num_seqs=32. May be repeated.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 NoPlugin = Annotated[
     list[str] | None,
     typer.Option(
@@ -122,7 +131,7 @@ def speculation_of(
                 "--spec-config is the whole configuration: leave the other --spec-... options out"
             )
         return _parse_config(config)
-    entries = dict(parse_option("--spec-option", option) for option in options or ())
+    entries = parse_options("--spec-option", options)
     if method is not None:
         entries["method"] = method
     if model is not None:
@@ -157,6 +166,11 @@ def parse_option(name: str, option: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except json.JSONDecodeError:
         return key, value
+
+
+def parse_options(name: str, given: Sequence[str] | None) -> dict[str, Any]:
+    """What an option that may be repeated was given: see :func:`parse_option`."""
+    return dict(parse_option(name, option) for option in given or ())
 
 
 def engine_options(

@@ -11,7 +11,7 @@ import typer
 from specdecode.contract import ConfigError
 
 from . import arguments, serve_options
-from .arguments import engine_options, parse_option, speculation_of
+from .arguments import engine_options, parse_options, speculation_of
 
 if TYPE_CHECKING:
     from specdecode.serve.settings import ServerSettings
@@ -56,7 +56,7 @@ def serve(
     device: arguments.Device = "auto",
     tensor_parallel_size: arguments.TensorParallelSize = 1,
     max_model_len: arguments.MaxModelLen = None,
-    engine_option: serve_options.EngineOption = None,
+    engine_option: arguments.EngineOption = None,
     no_plugin: arguments.NoPlugin = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI does: /v1/completions, /v1/chat/completions, /v1/models.
@@ -69,7 +69,7 @@ def serve(
     rooms = {"max_loras": max_loras, "max_lora_rank": max_lora_rank, "max_cpu_loras": max_cpu_loras}
     options |= {name: value for name, value in rooms.items() if value is not None}
     options |= {"enable_lora": True} if enable_lora else {}
-    options |= dict(parse_option("--engine-option", option) for option in engine_option or ())
+    options |= parse_options("--engine-option", engine_option)
     if lora_modules and not options.get("enable_lora"):
         raise ConfigError("--lora-modules wants room for adapters: add --enable-lora")
     _check_logs(log_format, log_level)

@@ -103,11 +103,3 @@ MaxLoraRank = Annotated[
 MaxCpuLoras = Annotated[
     int | None, typer.Option(metavar="N", help="Most kept on the host.", rich_help_panel=_ADAPTERS)
 ]
-EngineOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE",
-        help="Any other keyword of EngineArgs, such as max_num_seqs=32. May be repeated.",
-        rich_help_panel="Engine",
-    ),
-]
