@@ -100,3 +100,52 @@ def test_a_function_that_waits_for_the_device_is_not_captured():
         graphs.capture(lambda: x.sum().item(), "waits")
     assert not graphs.captured
     assert graphs.capture(lambda: x + 1, "works")().tolist() == [2.0] * 4
+
+
+@on_gpu
+def test_a_capture_that_the_driver_ends_leaves_nothing(caplog):
+    """What torch's watch over synchronisations does not see is found by the capture, which is lost then."""
+    device = torch.device("cuda")
+    kept = torch.zeros(1, device=device)
+    torch.rand(1, device=device)
+    torch.cuda.empty_cache()
+    before, stream, random = (
+        torch.cuda.memory_reserved(),
+        torch.cuda.current_stream(),
+        torch.cuda.get_rng_state(),
+    )
+    graphs = Graphs(device)
+
+    def fails():
+        noise = torch.rand(64 << 20, device=device)
+        torch.cuda.synchronize()
+        return noise.sum()
+
+    with graphs.attempt("this step"):
+        graphs.capture(lambda: torch.zeros(1 << 20, device=device) + kept, "works")
+        graphs.capture(fails, "fails")
+    assert not graphs.enabled and not graphs.captured
+    assert "this step cannot be captured" in caplog.text and "`torch.cuda.synchronize()`" in caplog.text
+    assert torch.cuda.memory_reserved() - before < 16 << 20 and torch.cuda.current_stream() == stream
+    torch.cuda.set_rng_state(random)
+    assert torch.rand(8, device=device).unique().numel() > 1
+    again = Graphs(device)
+    replay = again.capture(lambda: torch.rand(1 << 20, device=device) + kept, "again")
+    assert not torch.equal(replay().clone(), replay())
+    again.clear()
+
+
+@on_gpu
+def test_a_capture_that_fails_in_python_leaves_nothing():
+    device = torch.device("cuda")
+    graphs, calls = Graphs(device), []
+
+    def fails():
+        calls.append(torch.ones(1 << 20, device=device).sum())
+        if len(calls) == 3:
+            raise KeyError("third")
+
+    with pytest.raises(KeyError):
+        graphs.capture(fails, "fails")
+    assert not graphs.captured and not torch.cuda.is_current_stream_capturing()
+    assert graphs.capture(lambda: torch.ones(4, device=device) + 1, "works")().tolist() == [2.0] * 4

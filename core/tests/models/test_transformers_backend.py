@@ -10,11 +10,10 @@ import torch
 from specdecode import LLM, SamplingParams, TokensPrompt
 from specdecode.contract import ConfigError
 from specdecode.models import TransformersDecoder, describe_target, load_model, resolve_model, weight_bytes
-from specdecode.testing.tiny import tiny_checkpoint
+from specdecode.testing.foreign import foreign_checkpoint, foreign_config
 
 TOLERANCE = 1e-4
 CPU = torch.device("cpu")
-SHARED = {"vocab_size": 300, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "dtype": "float32"}
 SHAPE = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -79,37 +78,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
 
-def save_config(path, model_type, fields):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(model_type, **(SHARED | fields))
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    config.save_pretrained(path)
-    return config
-
-
-def save(path, model_type, fields, seed=0):
-    """A tiny random checkpoint with our byte tokenizer, its logits far enough apart to tell errors."""
-    from transformers import AutoModelForCausalLM
-
-    tiny_checkpoint(path)
-    config = save_config(path, model_type, fields)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for parameter in model.parameters():
-            parameter.data += 0.08 * torch.randn_like(parameter)
-    model.save_pretrained(path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     made = {}
 
     def get(name):
         if name not in made:
-            made[name] = save(tmp_path_factory.mktemp(name), *MODELS[name], seed=len(made))
+            made[name] = foreign_checkpoint(tmp_path_factory.mktemp(name), *MODELS[name], seed=len(made))
         return made[name]
 
     return get
@@ -187,14 +162,14 @@ def test_positions_may_run_past_the_context_while_drafting(checkpoints, native, 
 
 
 def test_the_shape_is_learned_without_weights(tmp_path):
-    save_config(tmp_path, *MODELS["gemma"])
+    foreign_config(tmp_path, *MODELS["gemma"])
     info = describe_target(resolve_model(tmp_path), dtype=torch.float32, device=CPU, max_model_len=64)
     assert (info.num_layers, info.num_heads, info.num_kv_heads, info.head_dim) == (2, 4, 1, 32)
     assert (info.vocab_size, info.hidden_size, info.architecture) == (300, 64, "GemmaForCausalLM")
 
 
 def test_weights_are_counted_once_and_dummy_ones_are_seeded(tmp_path):
-    save_config(tmp_path, *MODELS["gpt2"])
+    foreign_config(tmp_path, *MODELS["gpt2"])
     models = [
         load_model(
             resolve_model(tmp_path), dtype=torch.bfloat16, device=CPU, max_model_len=64, load_format="dummy"
@@ -286,7 +261,7 @@ MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
     ],
 )
 def test_what_cannot_be_run_is_refused(tmp_path, model_type, fields, needles):
-    save_config(tmp_path, model_type, fields)
+    foreign_config(tmp_path, model_type, fields)
     for method in (None, NGRAM):
         said = refusal(tmp_path, speculative_config=method)
         for needle in needles:
@@ -295,13 +270,13 @@ def test_what_cannot_be_run_is_refused(tmp_path, model_type, fields, needles):
 
 def test_a_rope_that_grows_is_refused_beyond_its_trained_length(tmp_path):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
-    save_config(tmp_path, "phi", SHAPE | {"rope_parameters": rope | {"partial_rotary_factor": 0.5}})
+    foreign_config(tmp_path, "phi", SHAPE | {"rope_parameters": rope | {"partial_rotary_factor": 0.5}})
     assert "max_model_len=128" in refusal(tmp_path, max_model_len=200)
 
 
 @pytest.mark.parametrize(("field", "value"), [("quantization", "int8"), ("exact", True)])
 def test_options_of_the_native_decoder_are_refused(tmp_path, field, value):
-    save_config(tmp_path, *MODELS["gpt2"])
+    foreign_config(tmp_path, *MODELS["gpt2"])
     said = refusal(tmp_path, **{field: value})
     assert field in said and "GPT2LMHeadModel" in said and "LlamaForCausalLM" in said
 

@@ -52,7 +52,7 @@ from .drafter import prepare_proposer, rule_of
 from .drafting_pace import make_pacer, most_tokens, widths_of
 from .images import ImageDoor
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
-from .overlapping import captures, make_steady, max_slots, overlaps
+from .overlapping import captures, make_steady, max_slots, may_capture, overlaps
 from .resolution import ResolvedTarget, resolve_target
 
 logger = logging.getLogger(__name__)
@@ -176,8 +176,9 @@ def _load(
     runner = ModelRunner(model, store, pool, target.device, needs, max_slots(args, info, needs), images)
     remedy = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager=True"
     with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
+        captured = captures(args, runner, needs)
         if prepared is not None and proposer is not None:
-            _bind(proposer, args, runner, info, group)
+            _bind(proposer, args, runner, info, group, captured)
             prepared = prepared.narrowed(proposer.most)
         core = _core(
             args,
@@ -191,6 +192,7 @@ def _load(
             manager.strict,
             group,
             adapters,
+            captured,
         )
         core.prepare()
     return Engine(
@@ -235,7 +237,7 @@ def _plan_memory(
             max_rows=args.max_num_seqs,
             max_len=target.info.max_model_len,
         )
-    captured = overlaps(args, target.device) and not args.enforce_eager
+    captured = may_capture(args, target.device)  # what cannot be is not known yet
     num_graphs = len(row_buckets(args.max_num_seqs)) * num_widths if captured else 0
     num_graphs *= 2 if adapters else 1  # with adapters and without
     return plan_memory(
@@ -298,8 +300,14 @@ def _kv_layers(
     return [shape] * info.num_layers, drafts
 
 
-def _bind(proposer: Proposer, args: EngineArgs, runner: ModelRunner, info: TargetInfo, group: Group) -> None:
-    captured = captures(args, runner)
+def _bind(
+    proposer: Proposer,
+    args: EngineArgs,
+    runner: ModelRunner,
+    info: TargetInfo,
+    group: Group,
+    captured: bool,
+) -> None:
     proposer.bind(
         Resources(
             kv=runner.store.drafts,
@@ -348,6 +356,7 @@ def _core(
     strict: bool,
     group: Group,
     adapters: LoRAManager | None,
+    captured: bool,
 ) -> EngineCore:
     needs = prepared.needs if prepared else None
     metrics = EngineMetrics(needs.depth if needs else 0, mark=verification.mark)
@@ -402,6 +411,7 @@ def _core(
         info,
         needs,
         verification,
+        captured=captured,
         widths=widths_of(prepared),
         most_tokens=most_tokens(prepared),
     )

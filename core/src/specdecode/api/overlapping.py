@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from ..contract import Needs, Place, Shape, TargetInfo, Tokens
-from ..models import Decoder
+from ..models import Capturable
 from ..runner.graphs import Graphs
-from ..runner.runner import ModelRunner
+from ..runner.profiling import can_be_captured
+from ..runner.runner import ModelRunner, checks_writes
 from ..runner.seats import Seats, SeatShape
 from ..runner.steady import SteadyStep
 from ..verify import Rule
@@ -27,11 +28,20 @@ def max_slots(args: EngineArgs, info: TargetInfo, needs: Needs | None) -> int:
     return (-(-slots // args.block_size) + 1) * args.block_size
 
 
-def captures(args: EngineArgs, runner: ModelRunner) -> bool:
-    """Whether steps are captured, on a GPU."""
-    # What of transformers' models can be captured is not known; what looks at a step's tensors cannot be.
-    looks = runner.check_writes or args.attention_backend == "flashinfer"
-    return isinstance(runner.model, Decoder) and not looks and not args.enforce_eager
+def may_capture(args: EngineArgs, device: torch.device) -> bool:
+    """Whether steps are captured if the model's can be: not beside what looks at their tensors."""
+    looks = checks_writes() or args.attention_backend == "flashinfer"
+    return device.type == "cuda" and overlaps(args, device) and not looks and not args.enforce_eager
+
+
+def captures(args: EngineArgs, runner: ModelRunner, needs: Needs | None) -> bool:
+    """Whether steps are captured: a model of which it is not known is tried, in small steps and wide ones."""
+    if not may_capture(args, runner.device):
+        return False
+    if runner.model.capturable is Capturable.ALWAYS:
+        return True
+    points = {(args.max_num_seqs, 1), (1, 1 + (needs.width if needs else 0)), (1, 1)}
+    return can_be_captured(runner, sorted(points, reverse=True))
 
 
 def make_steady(
@@ -41,10 +51,11 @@ def make_steady(
     needs: Needs | None,
     rule: Rule,
     *,
+    captured: bool,
     widths: Sequence[int] = (),
     most_tokens: int | None = None,
 ) -> SteadyStep:
-    """The step over seats for ``max_num_seqs`` rows, captured nowhere yet; see :class:`SteadyStep`."""
+    """The step over seats for ``max_num_seqs`` rows, to be ``captured`` or not; see :class:`SteadyStep`."""
     width = needs.width if needs else 0
     seats = Seats(
         SeatShape(
@@ -59,7 +70,7 @@ def make_steady(
         ),
         runner.device,
     )
-    graphs = Graphs(runner.device, enabled=captures(args, runner))
+    graphs = Graphs(runner.device, enabled=captured)
     rates = None if rule.synthetic is None else torch.tensor(rule.synthetic.rates, device=runner.device)
     return SteadyStep(runner, seats, graphs, rates=rates, widths=widths, most_tokens=most_tokens)
 

@@ -1,5 +1,6 @@
 """The native decoder and its families, the models of transformers, and loading of checkpoints."""
 
+from .capturing import Capturable
 from .config import DecoderConfig
 from .decoder import MLP, Decoder, DecoderLayer, SelfAttention
 from .families import FAMILIES, decoder_config
@@ -25,11 +26,11 @@ from .vision import VISION_FAMILIES, ImagePreprocessor, ProcessedImage, PromptIm
 from .weights import load_weights
 
 __all__ = [
-    "FAMILIES", "MLP", "VISION_FAMILIES", "Decoder", "DecoderConfig", "DecoderLayer", "ImagePreprocessor",
-    "ModelFiles", "NewWeights", "ProcessedImage", "PromptImage", "SelfAttention", "TransformersDecoder",
-    "TransformersLayer", "VisionTower", "WeightSource", "can_fuse", "check_architecture",
-    "check_quantization", "decoder_config", "default_sampling", "describe_target", "eos_token_ids",
-    "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer", "load_weights",
-    "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len", "resolve_model", "scheme_of",
-    "tokenizer_of", "weight_bytes", "why_not_exact",
+    "FAMILIES", "MLP", "VISION_FAMILIES", "Capturable", "Decoder", "DecoderConfig", "DecoderLayer",
+    "ImagePreprocessor", "ModelFiles", "NewWeights", "ProcessedImage", "PromptImage", "SelfAttention",
+    "TransformersDecoder", "TransformersLayer", "VisionTower", "WeightSource", "can_fuse",
+    "check_architecture", "check_quantization", "decoder_config", "default_sampling", "describe_target",
+    "eos_token_ids", "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer",
+    "load_weights", "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len", "resolve_model",
+    "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

@@ -32,6 +32,7 @@ from specdecode.layers import (
     VocabParallelLinear,
 )
 
+from .capturing import Capturable
 from .config import ACTIVATIONS, DecoderConfig
 from .experts import SparseMLP
 from .fused import can_fuse, fused_forward
@@ -187,6 +188,8 @@ class Decoder(torch.nn.Module):
         adapters: which adapter each token of a forward has, where there is room for any.
     """
 
+    capturable: ClassVar[Capturable] = Capturable.ALWAYS
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -226,6 +229,11 @@ class Decoder(torch.nn.Module):
         )
         if config.tie_word_embeddings:
             self.lm_head.tie(self.embed_tokens)
+
+    @property
+    def code(self) -> str:
+        """What computes its steps, as messages call it."""
+        return "the native decoder"
 
     @property
     def kv_heads(self) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -21,6 +21,8 @@ from specdecode.contract import ConfigError
 from specdecode.layers import AttentionBackend, KVCache
 from specdecode.layers.adapters import TokenAdapters
 from specdecode.layers.attention import TorchBackend
+
+from .capturing import Capturable
 
 #: Name of our function in transformers' table of attention implementations.
 ATTENTION = "specdecode_paged"
@@ -82,6 +84,10 @@ class TransformersDecoder(torch.nn.Module):
     """
 
     config: TransformersConfig
+    #: What is of this module in a step is static: the context of a forward and the states it is given are
+    #: set by the host before kernels are launched, and a replay launches the same kernels on the same
+    #: tensors. Whether the model's own code is, nobody knows before it is tried.
+    capturable: ClassVar[Capturable] = Capturable.TRIED
 
     def __init__(
         self,
@@ -116,6 +122,11 @@ class TransformersDecoder(torch.nn.Module):
     def body(self) -> Any:
         """Token ids to hidden states: the model without its output layer."""
         return self._body[0]
+
+    @property
+    def code(self) -> str:
+        """What computes its steps, as messages call it."""
+        return f"{type(self.model).__name__} of transformers"
 
     @property
     def kv_heads(self) -> int:

@@ -210,6 +210,7 @@ def load(
         model = from_checkpoint(files, dtype)
     decoder = _decoder(files, model.to(device), dtype, device, max_model_len, backend)
     decoder.config = shape
+    _hold_rope(model)
     return decoder.requires_grad_(False)
 
 
@@ -300,6 +301,23 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
     """One set of parameters, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [entry for entry in (rope, *rope.values()) if isinstance(entry, dict) and "rope_type" in entry]
+
+
+def _hold_rope(model: Any) -> None:
+    """Let what grows stay as it was made: :func:`_check_rope` admits no position at which it would change.
+
+    Else transformers would look for the longest position on the host at every step.
+    """
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):  # one for each type of layer
+            module.rope_type = {name: _held(own) for name, own in kind.items()}
+        elif kind is not None:
+            module.rope_type = _held(kind)
+
+
+def _held(rope_type: str) -> str:
+    return "default" if rope_type in _GROWING_ROPE else rope_type
 
 
 def _check_rope(files: ModelFiles, max_model_len: int) -> None:

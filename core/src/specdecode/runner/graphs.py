@@ -5,12 +5,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import gc
+import logging
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import attrs
 import torch
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -118,18 +123,39 @@ class Graphs:
             torch.cuda.empty_cache()  # what warming up left must not count as the graph's
             free = torch.cuda.mem_get_info(self.device)[0]
             graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate meanwhile: only this one is held to what a capture allows.
-            with (
-                _no_collection(),
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
-                result = fn()
+            with _no_collection(), torch.cuda.stream(self._stream):
+                result = self._record(graph, fn)
         num_bytes = max(0, free - torch.cuda.mem_get_info(self.device)[0])
         replay = Replay(key, graph, result, num_bytes, time.perf_counter() - started)
         self.captured[key] = replay
         return replay
+
+    @contextlib.contextmanager
+    def attempt(self, whose: str) -> Iterator[None]:
+        """Inside, captures may fail: graphs are off then, nothing is left of any, and the log says why.
+
+        Want of memory is no such reason, and raises.
+
+        Args:
+            whose: the steps that are captured, for the log.
+        """
+        try:
+            yield
+            return
+        except Exception as error:  # the model's own code: it may raise anything
+            if "out of memory" in str(error):
+                raise
+            obstacle = _obstacle(error)
+            _let_go(error)
+        self.clear()
+        self.enabled = False
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "%s cannot be captured in CUDA graphs, so its steps are launched kernel by kernel: %s",
+            whose,
+            obstacle,
+        )
 
     def report(self) -> str:
         """One line for the log."""
@@ -149,13 +175,39 @@ class Graphs:
     def _warm_up(self, fn: Callable[[], object], stream: torch.cuda.Stream) -> None:
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UPS - 1):
-                fn()
-            with _no_waiting():
-                fn()
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS - 1):
+                    fn()
+                with _no_waiting():
+                    fn()
+        finally:
+            current.wait_stream(stream)
         torch.cuda.synchronize(self.device)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, fn: Callable[[], Result]) -> Result:
+        # Other threads may allocate meanwhile: only this one is held to what a capture allows.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            result = fn()
+            graph.capture_end()
+        except BaseException:
+            self._abandon(graph)
+            raise
+        return result
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed, so that nothing of torch's is left in the middle of one."""
+        assert self._pool is not None
+        try:
+            graph.capture_end()
+        except RuntimeError:  # the driver ended it, and torch has seen to nothing that follows
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            with contextlib.suppress(RuntimeError):  # raised where allocation had ended already
+                torch._C._cuda_endAllocateToPool(index, self._pool)
+                torch._C._cuda_releasePool(index, self._pool)
+            _renew_generator(index)
+        graph.reset()
 
 
 @contextlib.contextmanager
@@ -179,3 +231,33 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _renew_generator(index: int) -> None:
+    """Give the device's generator of random numbers a state that takes part in no capture, at its place."""
+    generator = torch.cuda.default_generators[index]
+    fresh = torch.Generator(torch.device("cuda", index))
+    fresh.set_state(generator.get_state())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+def _obstacle(error: Exception) -> str:
+    """What raised ``error``, and where: the innermost line that is not torch's own."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    torchs = Path(torch.__file__).parent
+    lines = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if torchs not in Path(frame.filename).parents
+    ]
+    if not lines:
+        return text
+    return f"{text} at `{lines[-1].line}` ({Path(lines[-1].filename).name}:{lines[-1].lineno})"
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop the tensors that the frames of ``error`` hold, for as long as somebody holds it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

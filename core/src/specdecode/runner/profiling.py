@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import torch
@@ -119,7 +119,8 @@ def target_costs(
     graphs = Graphs(runner.device, enabled=captured)
     found: dict[tuple[int, int], float] = {}
     for rows, tokens in points:
-        run = graphs.capture(_target_step(runner, rows, tokens), (rows, tokens))
+        step = _target_step(runner, rows, tokens)  # held: a graph reads what it holds
+        run = graphs.capture(step, (rows, tokens))
         run()
         _wait(runner.device)
         started = time.perf_counter()
@@ -129,6 +130,24 @@ def target_costs(
         found[rows, tokens] = max((time.perf_counter() - started) / repeats, 1e-9)
     graphs.clear()
     return MeasuredCurve(found)
+
+
+def can_be_captured(runner: ModelRunner, points: Iterable[tuple[int, int]]) -> bool:
+    """Whether the target's step, its taps and its output layer can be: found by trying, with a line if not.
+
+    Args:
+        points: ``(rows, tokens of a row)`` to try.
+
+    Raises:
+        torch.cuda.OutOfMemoryError: there is no room to try.
+    """
+    graphs = Graphs(runner.device)
+    with graphs.attempt(runner.model.code):
+        for rows, tokens in points:
+            graphs.capture(_target_step(runner, rows, tokens), (rows, tokens))
+    found = graphs.enabled
+    graphs.clear()
+    return found
 
 
 def _target_step(runner: ModelRunner, rows: int, tokens: int) -> Callable[[], object]:

@@ -23,6 +23,11 @@ from .inputs import TargetBatch, stage
 LOGIT_ROWS = 256
 
 
+def checks_writes() -> bool:
+    """Whether each step's writes are looked at, on the host."""
+    return bool(os.environ.get("SPECDECODE_CHECK_WRITES"))
+
+
 @attrs.frozen(eq=False)
 class TargetOutput:
     """What a target forward gave."""
@@ -63,7 +68,7 @@ class ModelRunner:
         self._scratch = needs.reserve if needs else 0
         self._final = FINAL in taps
         self._boundaries = tuple(tap.boundary for tap in taps if isinstance(tap.boundary, int))
-        self.check_writes = bool(os.environ.get("SPECDECODE_CHECK_WRITES"))
+        self.check_writes = checks_writes()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> TargetOutput:

@@ -7,6 +7,7 @@ it has static shapes, so that on a GPU it is one captured graph for each number 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
@@ -15,6 +16,7 @@ from specdec_kernels import kv_write, sampling, verification
 from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import Bucket, Tap
+from ..models import Capturable
 from .graphs import Graphs, bucket_for, row_buckets
 from .runner import ModelRunner
 from .seats import Seats, StepInputs, StepResults
@@ -82,9 +84,20 @@ class SteadyStep:
         return bool(self._captured)
 
     def capture(self, draft: Draft | None) -> None:
-        """Record a graph of each bucket; all seats must be empty. ``draft`` becomes part of them."""
+        """Record a graph of each bucket; all seats must be empty. ``draft`` becomes part of them.
+
+        A model that has to be tried may fail in a bucket; then there are none.
+        """
         if not self.graphs.enabled:
             return
+        model = self._runner.model
+        tried = model.capturable is Capturable.TRIED
+        with self.graphs.attempt(model.code) if tried else nullcontext():
+            self._record(draft)
+        if not self.graphs.enabled:
+            self.forget()
+
+    def _record(self, draft: Draft | None) -> None:
         self._draft_captured = draft is not None
         for tokens in self._sizes:
             for rows in reversed(self._buckets):  # the largest first: the others find its memory
@@ -103,6 +116,7 @@ class SteadyStep:
         """Give the graphs' memory back, and what communicates in them; no step comes any more."""
         self._captured.clear()
         self._adapted.clear()
+        self._draft_captured = False
         self.graphs.clear()
 
     def bucket(self, rows: int) -> int:
