@@ -93,9 +93,11 @@ class SteadyStep:
         model = self._runner.model
         tried = model.capturable is Capturable.TRIED
         with self.graphs.attempt(model.code) if tried else nullcontext():
-            self._record(draft)
-        if not self.graphs.enabled:
-            self.forget()
+            try:
+                self._record(draft)
+            except BaseException:
+                self.forget()  # before memory is given back, which the graphs' results would hold
+                raise
 
     def _record(self, draft: Draft | None) -> None:
         self._draft_captured = draft is not None
