@@ -26,7 +26,8 @@ def foreign_config(path: str | Path, model_type: str, fields: Mapping[str, Any])
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **(_SHARED | dict(fields)))
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    classes: Any = AutoModelForCausalLM._model_mapping
+    config.architectures = [classes[type(config)].__name__]
     config.save_pretrained(path)
     return config
 
