@@ -10,14 +10,19 @@
               step, weights and KV of one rank, at the rate at which its card reads
     death     a worker is killed in the middle of a call: seconds until the call ends with an error
 
+``--all-reduce nccl`` and ``auto`` compare the two ways in which small sums over ranks are made
+(docs/parallel.md).
+
 Each measurement is a process of its own, with a time limit, so that one that hangs costs its own figures
-alone. One whose steps cannot be captured is repeated without graphs, and says why. The JSON file is written
-after each row.
+alone, and tells where it stood. One whose steps cannot be captured is repeated without graphs, and says why.
+The JSON file is written after each row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -50,6 +55,8 @@ METHODS = ("plain", "eagle3", "draft on every rank", "draft shared out")
 _FITS = 0.9
 #: Seconds that a measurement may take, and that one needs at the least.
 _LIMIT, _LEAST = 240.0, 40.0
+#: Seconds from the start of a call to the death of a worker.
+_MIDDLE = 0.5
 
 TIMES = (
     Column("shape", "shape"),
@@ -64,12 +71,14 @@ TIMES = (
     Column("floor_ms", "floor", ".2f"),
     Column("of_floor", "step/floor", ".2f"),
     Column("graphs", "graphs"),
+    Column("sums", "sums"),
     Column("spread", "spread", ".1%"),
     Column("start_s", "start, s", ".0f"),
 )
 DEATH = (
     Column("ranks", "ranks"),
     Column("seconds", "seconds to the error", ".1f"),
+    Column("shutdown_s", "to the end of shutdown", ".1f"),
     Column("error", "error"),
     Column("left", "processes left"),
     Column("graphs", "graphs"),
@@ -92,6 +101,10 @@ def main() -> None:
         _one(json.loads(options.one))
         return
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    if options.all_reduce is not None:
+        os.environ["SPECDECODE_ALL_REDUCE"] = options.all_reduce
+    # What runs is a group of its own, which a signal to this process does not reach.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = _Run(options)
     run.equality()
     run.times()
@@ -117,6 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=_LIMIT, help="seconds of one measurement at most")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--all-reduce", choices=["nccl", "auto"], help="none: as the environment has it")
     parser.add_argument("--dtype", default="bfloat16", help="of the times; equality is in float32")
     parser.add_argument(
         "--sections", type=lambda text: text.split(","), default=["equality", "times", "death"]
@@ -266,14 +280,24 @@ class _Run:
             process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
             try:
                 _, errors = process.communicate(timeout=max(10.0, min(self.options.limit, self.left())))
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                _, errors = process.communicate()
-                problem = f"took too long and was ended; its last lines:\n{_tail(errors)}"
-            else:
                 problem = f"exit {process.returncode}:\n{_tail(errors)}" if process.returncode else None
+            except subprocess.TimeoutExpired:
+                os.kill(process.pid, signal.SIGUSR1)  # it tells where it stands
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+                _kill(process)
+                _, errors = process.communicate()
+                problem = f"took too long and was ended; its last lines:\n{_tail(errors, 80)}"
+            finally:
+                _kill(process)
             found = json.loads(out.read_text()) if out.is_file() else {}
             return found if problem is None else found | {"error": problem}
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and all of its group: ranks may outlive the one that started them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tail(text: str, lines: int = 12) -> str:
@@ -291,6 +315,7 @@ def _speculative(method: str, eagle3: str, draft: str, size: int) -> dict[str, A
 
 # -- in a process of its own ------------------------------------------------------------------------------
 def _one(wish: dict[str, Any]) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     out, rows = Path(wish["out"]), []
     what = {"hardware": _hardware, "equality": _equality, "times": _times, "death": _death}[wish["what"]]
     for row in what(wish):
@@ -348,6 +373,7 @@ def _times(wish: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if row["ms_per_step"] and wish["method"] == "plain"
             else None,
             "graphs": "yes" if captured else "no",
+            "sums": _sums(llm),
             "start_s": start,
         }
     llm.shutdown()
@@ -420,28 +446,43 @@ def _death(wish: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
         captured = bool(getattr(getattr(llm.llm_engine.core, "steady", None), "captured", False))
         (pid, *others) = llm.llm_engine.worker_pids
+        prompt = [{"prompt_token_ids": [5, 6, 7]}]
+        short = SamplingParams(max_tokens=8, n=4, temperature=1.0, ignore_eos=True)
+        llm.generate(prompt, short, use_tqdm=False)  # compiles: the next call is all steps
+        print(f"  started, sums by {_sums(llm)}; a worker dies in {_MIDDLE} s", flush=True)
         killed: list[float] = []
 
         def kill() -> None:
             killed.append(time.perf_counter())
             os.kill(pid, signal.SIGKILL)
 
-        threading.Timer(0.5, kill).start()
+        threading.Timer(_MIDDLE, kill).start()
         error = "none: the call ended before"
         params = SamplingParams(max_tokens=4000, n=4, temperature=1.0, ignore_eos=True)
         try:
-            llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+            llm.generate(prompt, params, use_tqdm=False)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         seconds = time.perf_counter() - killed[0] if killed else float("nan")
+        print(f"  the call ended after {seconds:.1f} s: {error}", flush=True)
         llm.shutdown()
+        shutdown = time.perf_counter() - killed[0] if killed else float("nan")
         yield {
             "ranks": wish["size"],
             "seconds": seconds,
+            "shutdown_s": shutdown,
             "error": error[:300],
             "left": sum(Path(f"/proc/{other}").exists() for other in (pid, *others)),
             "graphs": "yes" if captured else "no",
         }
+
+
+def _sums(llm: Any) -> str | None:
+    """How small sums over the ranks are made; None for one rank."""
+    group = llm.llm_engine._ranks.group
+    if group.size == 1:
+        return None
+    return "NCCL" if group.peers is None else "shared memory"
 
 
 def _methods(folder: str, target: Path, size: int) -> dict[str, Any]:

@@ -7,9 +7,14 @@ depend on the tokens beside it either.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+
+from .errors import WorkerDied
+
+if TYPE_CHECKING:
+    from .peers import PeerMemory
 
 Value = TypeVar("Value")
 
@@ -77,7 +82,7 @@ class Told(Protocol):
 
 
 class CollectiveGroup:
-    """Ranks by a process group of torch: NCCL on GPUs, gloo on CPUs.
+    """Ranks by a process group of torch: NCCL on GPUs, gloo on CPUs; small sums in memory they share, if any.
 
     Args:
         backend: ``torch.distributed.ProcessGroupNCCL`` or ``ProcessGroupGloo``.
@@ -95,12 +100,17 @@ class CollectiveGroup:
         self._backend = backend
         self._told = told
         self._device = device
+        self.peers: PeerMemory | None = None  #: in which small sums are made
+        self.broken = False  #: a rank has ended: collectives raise
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         terms = self.terms(x)
         return terms[0] if len(terms) == 1 else _sum(terms, x.dtype)
 
     def terms(self, x: torch.Tensor) -> torch.Tensor:
+        self._check()
+        if self.peers is not None and self.peers.takes(x):
+            return self.peers.sum(x)[None]
         if x.numel() <= self.GATHERED or x.device.type != "cuda":  # of gloo not every one has shares
             return self._gather(x.contiguous()).view(self.size, *x.shape)
         return self._all_reduce_in_shares(x)[None]
@@ -119,6 +129,7 @@ class CollectiveGroup:
         return parts.movedim(0, -2).flatten(-2)
 
     def broadcast(self, x: torch.Tensor) -> None:
+        self._check()
         options = torch.distributed.BroadcastOptions()
         options.rootRank = 0
         staged = x.contiguous()
@@ -133,8 +144,14 @@ class CollectiveGroup:
     def agree(self, value: Value) -> Value:
         return self._told.agree(value)
 
+    def _check(self) -> None:
+        """A backend that is being aborted would keep the caller until that is done, which may be never."""
+        if self.broken:
+            raise WorkerDied("another rank has ended")
+
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         """``[size * numel]``: all ranks' elements one after the other."""
+        self._check()
         flat = x.reshape(-1)
         out = torch.empty(self.size * flat.numel(), dtype=x.dtype, device=x.device)
         if flat.numel():

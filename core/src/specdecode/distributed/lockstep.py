@@ -102,11 +102,15 @@ class Leading:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
+        self._workers.computing = True
         try:
             yield
             self._workers.check()
         except BaseException as error:
+            self._workers.computing = False
             raise self._workers.lost(error) from error
+        finally:
+            self._workers.computing = False
 
     def close(self) -> None:
         self._workers.close()

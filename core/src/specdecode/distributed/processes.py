@@ -16,6 +16,7 @@ from ..contract import SpecdecodeError
 from .channel import Sender
 from .errors import WorkerDied
 from .executors import Worker
+from .release import NoRelease, Release
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _PATIENCE = 10.0
 _NOTICE = 3.0
 #: Seconds to wait for what the collectives hold to be given back.
 _FREEING = 5.0
+#: Seconds in which a computation ends whose collectives were called off.
+_RELEASING = 5.0
 
 
 def epitaph(worker: Worker) -> str:
@@ -44,7 +47,10 @@ class Workers:
     Attributes:
         sender: tells them what to do.
         error: why they are lost; None while all is well.
+        computing: whether this process is about something that it computes with them.
     """
+
+    computing = False
 
     def __init__(self, workers: Sequence[Worker], setup: Sequence[Any]) -> None:
         """
@@ -55,7 +61,8 @@ class Workers:
         self._workers = workers
         self.sender = Sender(calls)
         self.error: WorkerDied | None = None
-        self._abort: Callable[[], None] = lambda: None
+        self._release: Release = NoRelease()
+        self._calling: threading.Thread | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
         # A process of Python's that ends without close(): at its exit, or when the engine is collected.
@@ -73,9 +80,9 @@ class Workers:
         """Of the other ranks' processes, in their order."""
         return [worker.process.pid for worker in self._workers]
 
-    def on_loss(self, abort: Callable[[], None]) -> None:
-        """Have ``abort`` called, from another thread, when a worker has ended: it frees who waits for it."""
-        self._abort = abort
+    def on_loss(self, release: Release) -> None:
+        """What frees this process, from other threads, when a worker has ended."""
+        self._release = release
 
     def check(self) -> None:
         """Raise :class:`WorkerDied` if a worker has ended."""
@@ -111,10 +118,17 @@ class Workers:
         logger.error("%s", self.error)
         for worker in self._workers:
             worker.process.kill()
-        try:
-            self._abort()
-        except Exception:
-            logger.exception("aborting the collectives raised")
+        # Calling off frees who waits at once, and may itself wait until the engine's graphs are gone.
+        self._calling = _apart(self._release.call_off)
+        deadline = time.monotonic() + _RELEASING
+        while self.computing and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self.computing:
+            self.error = WorkerDied(
+                f"{reason}: no request can go on. What this process's GPU did had to be stopped, which ends "
+                "its use of the GPU: make the engine anew in another process"
+            )
+            _apart(self._release.stop)
 
     def close(self) -> None:
         """End all workers, and wait until they have ended."""
@@ -130,9 +144,23 @@ class Workers:
 
     def free(self) -> None:
         """Give back what the collectives hold, when no graph holds it any more."""
-        freeing = threading.Thread(target=self._abort, name="specdecode-free", daemon=True)
-        freeing.start()
-        freeing.join(_FREEING)
+        if self._calling is not None:
+            self._calling.join(_FREEING)
+        _apart(self._release.free).join(_FREEING)
+
+
+def _apart(function: Callable[[], None]) -> threading.Thread:
+    """A thread that calls ``function``, which may never return."""
+
+    def run() -> None:
+        try:
+            function()
+        except Exception:
+            logger.exception("freeing the collectives raised")
+
+    thread = threading.Thread(target=run, name="specdecode-free", daemon=True)
+    thread.start()
+    return thread
 
 
 def _watch(owner: weakref.ref[Workers], workers: Sequence[Worker]) -> None:
@@ -162,4 +190,5 @@ def _end(workers: Sequence[Worker], calls: Sequence[Connection], closing: thread
         except subprocess.TimeoutExpired:
             logger.warning("the worker of rank %d did not end and is killed", worker.rank)
             worker.process.kill()
-            worker.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its driver may hold it
+                worker.process.wait(_NOTICE)

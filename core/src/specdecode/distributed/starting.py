@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import peers
 from .executors import Executor
 from .lockstep import Alone, Leading, Ranks
 from .processes import Workers
@@ -17,10 +18,12 @@ def start_ranks(args: Any, ranks: int, device: torch.device, executor: Executor)
     """The other ranks' processes, each about to make its engine of ``args``; nobody for one rank.
 
     Raises:
+        ConfigError: the environment chooses what there is not.
         WorkerDied: a process ended before all had met.
     """
     if ranks == 1:
         return Alone()
+    peers.wanted()  # says what is wrong before a process is started
     host = executor.host
     store = open_store(host, ranks)
     started = executor.start(ranks)
@@ -41,8 +44,15 @@ def start_ranks(args: Any, ranks: int, device: torch.device, executor: Executor)
     index = executor.device_of(0)
     try:
         wait_for_all(store, ranks, workers.check)
-        group, abort = join(store, 0, ranks, device=torch.device(device.type, index), told=workers.sender)
+        group, release = join(
+            store,
+            0,
+            ranks,
+            device=torch.device(device.type, index),
+            told=workers.sender,
+            check=workers.check,
+        )
     except BaseException as error:
         raise workers.lost(error) from error
-    workers.on_loss(abort)
+    workers.on_loss(release)
     return Leading(group, workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -19,6 +20,8 @@ from .errors import WorkerDied
 
 #: Seconds between two looks at whether rank 0 still lives.
 _LOOK = 1.0
+#: Seconds that a rank has to end by itself when rank 0 has hung up.
+_GRACE = 5.0
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +58,8 @@ def serve(inbox: Connection, outbox: Connection) -> int:
         outbox: where a reason is told.
     """
     code = 0
+    done = threading.Event()
+    threading.Thread(target=_end_without, args=(inbox.fileno(), done), daemon=True).start()
     try:
         _serve(inbox)
     except (EOFError, ConnectionResetError):  # rank 0 is gone
@@ -64,6 +69,7 @@ def serve(inbox: Connection, outbox: Connection) -> int:
             outbox.send(f"raised {_told(error)}")
         code = 1
     outbox.close()
+    done.set()
     return code
 
 
@@ -89,7 +95,7 @@ def _serve(inbox: Connection) -> None:
     receiver = Receiver(inbox)
     store = reach_store(setup.host, setup.port, setup.rank, setup.ranks)
     device = torch.device(setup.device, setup.index)
-    group, _abort = join(store, setup.rank, setup.ranks, device=device, told=receiver)
+    group, _release = join(store, setup.rank, setup.ranks, device=device, told=receiver, check=lambda: None)
     engine = LLMEngine.from_parts(setup.args, assemble(setup.args, ranks=Following(group, receiver)))
     follow(engine, receiver)
 
@@ -118,3 +124,19 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os._exit(1)
+
+
+def _end_without(calls: int, done: threading.Event) -> None:
+    """End soon after rank 0 has hung up, even in a collective that waits for it.
+
+    Args:
+        calls: file descriptor at which it spoke.
+        done: set when this rank has ended by itself.
+    """
+    if not hasattr(select, "poll"):
+        return
+    hung_up = select.poll()
+    hung_up.register(calls, getattr(select, "POLLRDHUP", 0))  # of a pipe's end it tells unasked
+    hung_up.poll()
+    if not done.wait(_GRACE):
+        os._exit(1)
