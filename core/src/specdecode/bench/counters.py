@@ -48,7 +48,7 @@ class Counters:
     drafts: int = 0  #: of them, those that verified drafts
     draft_tokens: int = 0
     accepted: int = 0
-    target_seconds: float = 0.0  #: host time of target forwards
+    target_seconds: float = 0.0  #: of target forwards, on the device
     verify_seconds: float = 0.0  #: of sampling and verification
     propose_seconds: float = 0.0  #: of drafting
     token_gaps: int = 0  #: requests that wrote more than one token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .pacing import Pacer
 from .plan import StepPlan
 from .request import NO_DRAFTS, Request, Status
 from .scheduler import Scheduler
+from .spans import Span
 from .verification import RowOutcome, Verification
 
 #: A value that this process found -> the one that all ranks go by.
@@ -57,6 +58,8 @@ class EngineCore:
         self._touched: list[RequestOutputState] = []  # got something and were not returned yet
         self._ended: list[Request] = []  # met their stop and still hold blocks
         self._tokenizer = tokenizer
+        self._forwards: list[Span] = []  # not counted yet
+        self._drafted = False
 
     @property
     def has_unfinished(self) -> bool:
@@ -103,14 +106,13 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> None:
         if not plan.rows:
             return
-        started, drafting = time.perf_counter(), self.metrics.propose_seconds.total
+        started = time.perf_counter()
         target = self._forward(plan)
         scores = self._score_prompts(plan, target)
         verdicts, outcomes = self._verify(plan, target)
         self._advance(plan, scores, verdicts)
         self._deliver(outcomes)
-        self._propose(plan, target, verdicts)
-        drafting = self.metrics.propose_seconds.total - drafting
+        drafting = self._propose(plan, target, verdicts)
         self._took(plan, time.perf_counter() - started - drafting, drafting)
         self._compute_again(plan)
         self.scheduler.publish(plan)
@@ -125,13 +127,13 @@ class EngineCore:
         stats.first_scheduled = time.perf_counter()
         self.metrics.admitted(len(request.prompt_ids), stats.cached_tokens)
 
-    def _timed(self, plan: StepPlan, counter: Counter) -> AbstractContextManager[None]:
-        return timed(counter) if plan.serves else nullcontext()
-
     def _forward(self, plan: StepPlan) -> TargetOutput:
         self._count_admissions(plan)
-        with self._timed(plan, self.metrics.target_seconds):
-            target = self.runner.forward(plan)
+        span = Span(self.runner.device)
+        target = self.runner.forward(plan)
+        span.end()
+        if plan.serves:
+            self._forwards.append(span)
         self.metrics.steps.inc(plan.serves)
         return target
 
@@ -155,8 +157,20 @@ class EngineCore:
         return found
 
     def _verify(self, plan: StepPlan, target: TargetOutput) -> tuple[list[Verdict], list[RowOutcome]]:
-        with self._timed(plan, self.metrics.verify_seconds):
-            return self.verification.verify(plan, target)
+        started = time.perf_counter()
+        found = self.verification.verify(plan, target)
+        waited = self._count_forwards()
+        if plan.serves:
+            self.metrics.verify_seconds.inc(max(0.0, time.perf_counter() - started - waited))
+        return found
+
+    def _count_forwards(self) -> float:
+        """Count those that the device is through with: how much longer they took it than the host."""
+        longer = 0.0
+        while self._forwards and (seconds := self._forwards[0].seconds()) is not None:
+            self.metrics.target_seconds.inc(seconds)
+            longer += max(0.0, seconds - self._forwards.pop(0).launching)
+        return longer
 
     def _advance(
         self, plan: StepPlan, scores: Mapping[Request, list[RowLogprobs]], verdicts: Sequence[Verdict]
@@ -217,15 +231,22 @@ class EngineCore:
         request.status = Status.ENDED
         self._ended.append(request)
 
-    def _propose(self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]) -> None:
+    def _propose(self, plan: StepPlan, target: TargetOutput, verdicts: Sequence[Verdict]) -> float:
+        """The seconds it took."""
         if self.drafting is None:
-            return
+            return 0.0
         self._pace(plan)
-        with timed(self.metrics.propose_seconds):
-            accepted = [verdict.accepted for verdict in verdicts]
-            self.drafting.propose(plan, target, accepted, self.scheduler.num_running)
+        started = time.perf_counter()
+        accepted = [verdict.accepted for verdict in verdicts]
+        self.drafting.propose(plan, target, accepted, self.scheduler.num_running)
+        seconds = time.perf_counter() - started
+        # On a GPU the first call compiles, on all ranks at once, which is no cost of drafting.
+        if self._drafted or self.runner.device.type != "cuda":
+            self.metrics.propose_seconds.inc(seconds)
+        self._drafted = True
         if self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
+        return seconds
 
     def _pace(self, plan: StepPlan) -> None:
         """Choose how much to draft, before anything is drafted."""

@@ -32,6 +32,7 @@ from .seating import (
     why_not_seated,
     why_not_static,
 )
+from .spans import Span
 from .verification import RowOutcome
 
 logger = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class InFlight:
 
     requests: list[Request | None]  #: by seat; None: given up before the launch
     tokens: int  #: verified for each row
-    report: torch.Tensor  #: ``[B, T + 3]`` int32 on the host, once ``done``
-    done: torch.cuda.Event | None
-    launched: float  #: ``time.perf_counter`` seconds; without an event it was done then
+    report: torch.Tensor  #: ``[B, T + 3]`` int32 on the host, once ``span.done``
+    span: Span  #: of all that was computed for it
+    launched: float  #: ``time.perf_counter`` seconds; without a CUDA device it was done then
     fed: bool  #: the draft layers have the entries of what it committed
     size: int  #: rows computed
     width: int  #: drafts that a row might have
@@ -285,13 +286,14 @@ class OverlappedEngineCore(EngineCore):
         seats.set_blocks([None if request is None else request.table.blocks for request in live])
         drafting = self._drafts and not self._on_host
         self._fed = drafting or self.steady.captured
+        span = Span(self.runner.device)
         try:
             output = self.steady.run(len(live), tokens, self._draft if drafting else None)
         except BaseException:
             self._trouble = LOST  # nobody knows how far the device came: the host's knowledge counts
             raise
         width = max(budgets) if self._on_host else tokens - 1
-        self._in_flight.append(self._send_home(output, len(live), width))
+        self._in_flight.append(self._send_home(output, len(live), width, span))
         self._width, self._alone = width, True
         self.metrics.steps.inc()
         return True
@@ -311,24 +313,22 @@ class OverlappedEngineCore(EngineCore):
             return False
         return True
 
-    def _send_home(self, output: SteadyOutput, rows: int, width: int) -> InFlight:
+    def _send_home(self, output: SteadyOutput, rows: int, width: int, span: Span) -> InFlight:
         wanted = [output.results.report[:rows]]
         if self._pacer is not None and self.steady.seats.shape.tree:
             wanted.append(output.results.path[:rows])
-        done = None
         if wanted[0].device.type == "cuda":
             copies = [torch.empty(own.shape, dtype=own.dtype, pin_memory=True) for own in wanted]
             for copy, own in zip(copies, wanted, strict=True):
                 copy.copy_(own, non_blocking=True)
-            done = torch.cuda.Event(enable_timing=self._pacer is not None)
-            done.record()
         else:
             copies = [own.clone() for own in wanted]
+        span.end()
         return InFlight(
             requests=list(self._seated),
             tokens=output.tokens,
             report=copies[0],
-            done=done,
+            span=span,
             launched=time.perf_counter(),
             fed=self._fed,
             size=output.rows,
@@ -347,9 +347,9 @@ class OverlappedEngineCore(EngineCore):
         committed: dict[Request, int] = {}
         while len(self._in_flight) > keep:
             flight = self._in_flight.pop(0)
-            with timed(self.metrics.target_seconds):
-                if flight.done is not None:
-                    flight.done.synchronize()
+            if flight.span.done is not None:
+                flight.span.done.synchronize()
+            self.metrics.target_seconds.inc(flight.span.seconds() or 0.0)
             self._time(flight)
             outcomes = [
                 outcome
@@ -371,8 +371,8 @@ class OverlappedEngineCore(EngineCore):
         if self._pacer is None or before is None or not flight.follows:
             return
         seconds = flight.launched - before.launched
-        if flight.done is not None and before.done is not None:
-            seconds = before.done.elapsed_time(flight.done) / 1e3
+        if flight.span.done is not None and before.span.done is not None:
+            seconds = before.span.done.elapsed_time(flight.span.done) / 1e3
         self._pacer.whole.observe(flight.size, 1 + flight.width, self._agree(seconds))
 
     def _commit(
