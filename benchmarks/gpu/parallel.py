@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import faulthandler
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -316,6 +317,9 @@ def _speculative(method: str, eagle3: str, draft: str, size: int) -> dict[str, A
 # -- in a process of its own ------------------------------------------------------------------------------
 def _one(wish: dict[str, Any]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    peers = logging.getLogger("specdecode.distributed.peers")  # tells how sums are made, and why
+    peers.setLevel(logging.INFO)
+    peers.addHandler(logging.StreamHandler(sys.stdout))
     out, rows = Path(wish["out"]), []
     what = {"hardware": _hardware, "equality": _equality, "times": _times, "death": _death}[wish["what"]]
     for row in what(wish):
@@ -482,7 +486,7 @@ def _sums(llm: Any) -> str | None:
     group = llm.llm_engine._ranks.group
     if group.size == 1:
         return None
-    return "NCCL" if group.peers is None else "shared memory"
+    return "process group" if group.peers is None else "shared memory"
 
 
 def _methods(folder: str, target: Path, size: int) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def without_multicast(monkeypatch):
 
 
 @pytest.mark.parametrize("method", [None, "ngram"])
-def test_sums_in_shared_memory_have_the_bits_of_nccl(target, monkeypatch, method):
+def test_sums_in_shared_memory_have_the_bits_of_nccl(target, monkeypatch, caplog, method):
+    caplog.set_level("INFO", "specdecode.distributed.peers")
     config = {"method": method, "num_speculative_tokens": 3} if method else None
     prompts, params = requests(8)
     found = {}
@@ -49,7 +50,7 @@ def test_sums_in_shared_memory_have_the_bits_of_nccl(target, monkeypatch, method
             target, config, "late", tensor_parallel_size=2, device="cuda", num_gpu_blocks_override=600
         )
         peers = engine.llm.llm_engine._ranks.group.peers
-        assert (peers is not None) == (choice == "auto")  # of cards that reach each other
+        assert (peers is not None) == (choice == "auto"), caplog.text  # of cards that reach each other
         found[choice] = engine(prompts, params)
         engine.llm.shutdown()
     assert found["auto"] == found["nccl"]

@@ -79,12 +79,13 @@ class PeerMemory:
         Raises:
             Exception: torch, the driver or the machine has no such thing; not always on all ranks alike.
         """
-        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # nothing here uses it, and some hosts suffer
+        # Nothing here uses multicast, and some hosts suffer from it.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         from torch._C._autograd import DeviceType
         from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 
         if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index):
-            raise RuntimeError("this version of torch would set up multicast")
+            raise RuntimeError("torch would set up multicast: set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
         rank, ranks = backend.rank(), backend.size()
         self._ranks = ranks
         self._name = _new_name()
