@@ -53,10 +53,9 @@ class DeviceRelease:
         self._peers = group.peers
         self._called_off = False
         self._stream = torch.cuda.Stream(device)
-        self._false = torch.zeros(1, device=device)
-        # Loads the kernel: while another spins that might wait for it.
         with torch.cuda.stream(self._stream):
-            torch._assert_async(self._false + 1)
+            self._false = torch.zeros(1, device=device)
+            torch._assert_async(self._false + 1)  # loads the kernel: while another spins that might wait
         self._stream.synchronize()
 
     def call_off(self) -> None:
