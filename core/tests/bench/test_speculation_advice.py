@@ -117,6 +117,15 @@ def test_at_most_one_line_a_minute_and_losses_are_warnings(caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
+def test_one_slow_span_is_no_loss_of_time():
+    advisor = Advisor(interval=0.0)
+    assert advisor.tell(figures(0.6, propose=60.0)) is None  # kernels were compiled
+    assert advisor.tell(figures(0.6)) is None
+    assert advisor.tell(figures(0.6, propose=6.1)) is None
+    assert "loses time" in advisor.tell(figures(0.6, propose=6.1)).line
+    assert "loses time" in advisor.tell(figures(0.6, propose=6.1)).line
+
+
 def test_figures_are_read_from_the_engines_metrics():
     metrics = EngineMetrics(depth=4)
     stats = RequestStats(arrival=0.0)

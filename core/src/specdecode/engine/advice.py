@@ -86,6 +86,7 @@ class Advice:
 
     line: str
     loss: bool
+    timed: bool = False  #: by seconds of an engine's own steps, which may hold what happens once
 
 
 def advise(
@@ -114,6 +115,7 @@ def advise(
             f"speculation loses time ({measured}; {accepted}): "
             + ", ".join((*shorten, "try another method", "or leave speculation out for this work")),
             loss=True,
+            timed=speedup is None,
         )
     if figures.acceptance_rate < LOW_ACCEPTANCE:
         return Advice(
@@ -129,6 +131,9 @@ def advise(
 
 class Advisor:
     """Logs advice at most once in ``interval`` seconds: a loss as a warning, a chance as information.
+
+    A loss of time must show in two spans in a row: the first steps of a size may compile kernels, and that is
+    no cost of drafting.
 
     Args:
         adaptive: as :func:`advise` takes it.
@@ -146,6 +151,7 @@ class Advisor:
         self._clock = clock
         self._last: float | None = None
         self._seen = SpeculationFigures()  # since it last judged
+        self._lost = False  # by the last judgement
 
     def tell(self, figures: SpeculationFigures) -> Advice | None:
         """Add ``figures`` to those not judged yet, and judge them if there are enough; what was logged."""
@@ -156,6 +162,9 @@ class Advisor:
         if self._seen.drafts < MIN_DRAFTS:
             return None
         advice, self._seen = advise(self._seen, adaptive=self._adaptive), SpeculationFigures()
+        lost, self._lost = self._lost, advice is not None and advice.timed
+        if self._lost and not lost:
+            return None
         if advice is not None:
             self._last = now
             logger.log(logging.WARNING if advice.loss else logging.INFO, "%s", advice.line)
