@@ -4,8 +4,8 @@
         --rates 1,4,16,64 --seconds 30 --out FOLDER
 
 Two servers run one after the other: one with the given ``speculative_config``, one with ``"adaptive": true``
-in it. On each, requests without speculation and with it come in turn at every rate, the same prompts at
-the same times, so that each side has a plain one of its own minute. Wants ``specdec-core[serve,plot]``.
+in it. On the second, requests without speculation and with it come in turn at every rate, the same prompts at
+the same times, so that adaptive drafting has a plain side of its own minute. Wants ``specdec-core[serve,plot]``.
 Ends with status 1 if a request failed, or if adaptive drafting gave less than 0.97 times the tokens of
 its plain side.
 """
@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -29,15 +29,18 @@ from specdecode.testing.serving import ServerProcess
 FLOOR = 0.97
 
 
-def runs(given: argparse.Namespace, name: str, config: dict) -> Iterator[Run]:
-    """All rates on one server."""
+PLAIN = Side(name="plain", body={"speculation": False})
+
+
+def runs(given: argparse.Namespace, config: dict, sides: Sequence[Side]) -> Iterator[Run]:
+    """All rates on one server, ``sides`` in turn."""
     prompts = [prompt.text for task in builtin_tasks() for prompt in task.prompts]
     options = ["--spec-config", json.dumps(config), "--served-model-name", "target", *given.serve]
     with ServerProcess(given.model, *options) as server:
         target = Target(url=server.url, model="target", max_tokens=given.max_tokens, ignore_eos=True)
-        sides = (Side(name=f"plain beside {name}", body={"speculation": False}), Side(name=name))
         for side in sides:
-            asyncio.run(run_load(target, side, prompts[:4], math.inf, 4))  # kernels are compiled
+            # Kernels are compiled, and no side finds more prompts in the prefix cache than another.
+            asyncio.run(run_load(target, side, prompts, math.inf, len(prompts)))
         for rate in given.rates:
             for side in sides:
                 count = count_requests(rate, given.seconds, len(prompts))
@@ -47,7 +50,7 @@ def runs(given: argparse.Namespace, name: str, config: dict) -> Iterator[Run]:
 
 def shortfalls(rows: list[Row]) -> list[str]:
     """Where adaptive drafting gave less than it may."""
-    plain = {row.rate: row for row in rows if row.side == "plain beside adaptive"}
+    plain = {row.rate: row for row in rows if row.side == PLAIN.name}
     shares = [
         (row.rate, row.output_tokens_per_s / plain[row.rate].output_tokens_per_s)
         for row in rows
@@ -69,8 +72,8 @@ def main() -> int:
     parser.add_argument("serve", nargs="*", help="further options of specdecode serve, behind --")
     given = parser.parse_args()
     found = [
-        *runs(given, "fixed", given.spec),
-        *runs(given, "adaptive", {**given.spec, "adaptive": True}),
+        *runs(given, given.spec, [Side(name="fixed")]),
+        *runs(given, {**given.spec, "adaptive": True}, [PLAIN, Side(name="adaptive")]),
     ]
     rows = sorted((row_of(run, Objectives()) for run in found), key=lambda row: row.rate or math.inf)
     given.out.mkdir(parents=True, exist_ok=True)
