@@ -4,8 +4,9 @@
         --rates 1,4,16,64 --seconds 30 --out FOLDER
 
 Two servers run one after the other: one with the given ``speculative_config``, one with ``"adaptive": true``
-in it. On the second, requests without speculation and with it come in turn at every rate, the same prompts at
-the same times, so that adaptive drafting has a plain side of its own minute. Wants ``specdec-core[serve,plot]``.
+in it. On the second, requests without speculation and with it come in turn at every rate, the same prompts
+at the same times, so that adaptive drafting has a plain side of its own minute. Wants
+``specdec-core[serve,plot]``.
 Ends with status 1 if a request failed, or if adaptive drafting gave less than 0.97 times the tokens of
 its plain side.
 """
