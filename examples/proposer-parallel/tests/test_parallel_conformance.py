@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from drafters import drafter
 from specdecode.testing.conformance import parametrize_with_checks
+
+from specdec_parallel.testing import drafter
 
 
 @parametrize_with_checks(

@@ -5,7 +5,6 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from drafters import shape_for, write_drafter
 from safetensors.torch import load_file, save_file
 from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError, Unsupported
@@ -14,6 +13,7 @@ from specdecode.testing.conformance import toy
 from specdecode.testing.tiny import tiny_checkpoint
 
 from specdec_parallel.proposer import _Pass
+from specdec_parallel.testing import shape_for, write_drafter
 
 PROMPTS = [{"prompt_token_ids": [7, 8, 9]}, {"prompt_token_ids": [11]}, {"prompt_token_ids": [5, 9] * 20}]
 PARAMETERS = [

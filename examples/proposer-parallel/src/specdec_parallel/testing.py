@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from specdecode.contract import TargetInfo
@@ -12,7 +14,7 @@ from specdecode.heads.untrained import RandomWeights
 from specdec_parallel.checkpoint import DrafterShape
 
 
-def shape_for(target: TargetInfo, **sizes) -> DrafterShape:
+def shape_for(target: TargetInfo, **sizes: Any) -> DrafterShape:
     return DrafterShape(
         **{
             "target_hidden_size": target.hidden_size,
@@ -29,7 +31,7 @@ def shape_for(target: TargetInfo, **sizes) -> DrafterShape:
     )
 
 
-def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config) -> Path:
+def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config: Any) -> Path:
     """A checkpoint with random weights; ``config``: further fields, None takes one out."""
     weights = RandomWeights(seed)
     tensors = {
@@ -42,10 +44,10 @@ def write_drafter(path: Path, shape: DrafterShape, seed: int = 0, **config) -> P
     return write_checkpoint(path, {**shape.config(), **config}, tensors)
 
 
-def drafter(name, **keys):
+def drafter(name: str, **keys: Any) -> Callable[[Any], Mapping[str, Any]]:
     """Keys of the method for the kit, with a drafter that is written for the kit's target."""
 
-    def config(toy):
+    def config(toy: Any) -> dict[str, Any]:
         return {"model": str(write_drafter(Path(toy.path).parent / name, shape_for(toy.info))), **keys}
 
     return config
