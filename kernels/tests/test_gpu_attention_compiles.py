@@ -70,7 +70,7 @@ def test_decode_kernels_leave_room_for_a_second_program():
     assert len(kernels) == len(DECODE)
     for kernel, case in zip(kernels, DECODE, strict=True):
         assert 2 * (kernel["shared"] + RESERVED) <= SHARED, (case, kernel)
-        assert kernel["stack"] <= 64, (case, kernel)
+        assert kernel["stack"] <= 64 and kernel["overwritten"] == 0, (case, kernel)
 
 
 def test_float32_compiles():

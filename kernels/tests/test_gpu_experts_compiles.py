@@ -62,6 +62,7 @@ def compiled(cases):
 
 def check(kernels):
     for kernel in kernels:
+        assert kernel["overwritten"] == 0, kernel
         assert kernel["stack"] <= (0 if kernel["dtype"] == "bfloat16" else 64), kernel
         programs = 2 if kernel["tokens"] <= 192 and kernel["dtype"] == "bfloat16" else 1
         if kernel["hidden"] == A3B[0]:

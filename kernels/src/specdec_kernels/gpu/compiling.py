@@ -21,6 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from . import launching
+from .sass import overwritten
 
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -33,12 +34,14 @@ class Compiled:
         registers: of a thread.
         stack: bytes of a thread; what does not fit into registers is spilled here.
         shared: bytes of a program's shared memory.
+        overwritten: instructions that write what a product in flight may still read.
     """
 
     name: str
     registers: int
     stack: int
     shared: int
+    overwritten: int = 0
 
 
 class _NoCard:
@@ -63,7 +66,7 @@ def compiling_only(capability: int = 90, *, inspect: bool = True) -> Iterator[li
 
     Args:
         capability: of the card to compile for, 90 for Hopper.
-        inspect: ask for registers and stack, which takes a process a kernel; else they are 0.
+        inspect: ask for registers, stack and what is overwritten, which takes processes; else they are 0.
 
     Yields:
         What was compiled, a kernel once; filled as it goes.
@@ -77,8 +80,8 @@ def compiling_only(capability: int = 90, *, inspect: bool = True) -> Iterator[li
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in seen:
             seen.add(kernel.hash)
-            registers, stack = _usage(kernel.asm["cubin"]) if inspect else (0, 0)
-            compiled.append(Compiled(self.__name__, registers, stack, kernel.metadata.shared))
+            registers, stack, written = _usage(kernel.asm["cubin"]) if inspect else (0, 0, 0)
+            compiled.append(Compiled(self.__name__, registers, stack, kernel.metadata.shared, written))
         return kernel
 
     driver.set_active(_NoCard(capability))  # type: ignore[arg-type]  # all that compiling asks for
@@ -97,13 +100,15 @@ def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
+def _usage(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, stack, and what is overwritten."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [_TOOL, "-res-usage", file.name], check=True, capture_output=True, text=True
-        ).stdout
+        text, code = (
+            subprocess.run([_TOOL, what, file.name], check=True, capture_output=True, text=True).stdout
+            for what in ("-res-usage", "-sass")
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
-    return int(found[1]), int(found[2])
+    return int(found[1]), int(found[2]), len(overwritten(code))

@@ -180,13 +180,17 @@ def _part(
                 a0 = tl.fma(p0, scale[:, None], a0)
                 if B1 > 0:
                     a1 = tl.fma(p1, scale[:, None], a1)
+        if SIZE == K:
+            p0 = _settled(p0, X.dtype.element_ty)
+            if B1 > 0:
+                p1 = _settled(p1, X.dtype.element_ty)
         if PDL:  # noqa: SIM102  one is known when it is compiled
             if k == LAST:
                 cuda.gdc_launch_dependents()
     if SIZE == K:
-        a0 = p0 * scale[:, None]
+        a0 = _scaled(p0, scale)
         if B1 > 0:
-            a1 = p1 * scale[:, None]
+            a1 = _scaled(p1, scale)
     if B1 > 0:
         return a0, a1
     else:
@@ -244,14 +248,39 @@ def _beside(
             p = tl.dot(values[plane], x, p, input_precision="ieee")
             if SIZE < K and (plane + 1) * WORDS % PART == 0:
                 a = tl.fma(p, scale[:, None], a)
+        if SIZE == K:
+            p = _settled(p, X.dtype.element_ty)
         if PDL:  # noqa: SIM102  one is known when it is compiled
             if k == LAST:
                 cuda.gdc_launch_dependents()
     if SIZE == K:
-        a = p * scale[:, None]
+        a = _scaled(p, scale)
     own = begin[:, None] == other[None, :]
     kept = tl.sum(tl.reshape(tl.where(own, a, 0.0), (TALL, SPLIT, B)), 1)  # zeros beside it, in any order
     return tree_sum(kept, TALL, B, SPLIT)
+
+
+@triton.jit
+def _settled(p, DTYPE: tl.constexpr):
+    """``p``, once the tensor cores are done with it; no instruction.
+
+    A use of sums that stay in the tensor cores' hands from one block to the next, so that Triton waits for
+    them: else the next block is decoded into the registers from which the last product is still being read.
+    """
+    if tl.bfloat16 == DTYPE:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=f,f", [p], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return p
+
+
+@triton.jit
+def _scaled(p, scale):
+    """Sums by the scale of all their inputs, rounded: a plain product would be contracted with what is added
+    to it where that is in the same thread, so in some tiles and not in others.
+    """
+    return tl.fma(p, scale[:, None], tl.zeros_like(p))
 
 
 @triton.jit

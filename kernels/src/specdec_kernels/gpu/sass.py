@@ -1,0 +1,65 @@
+"""What a compiled kernel does with registers that a product in flight still reads, by Hopper's machine code.
+
+``wgmma`` goes on behind its instruction: registers that it takes its first operand from must be left alone
+until it is waited for. Triton 3.6 carries a product over into the loop's next turn, which writes them; no run
+shows it but one whose timing is bad.
+"""
+
+from __future__ import annotations
+
+import re
+
+_INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?(.*?)\s*;")
+_PRODUCT = re.compile(r"HGMMA\S*\s+R\d+, R(\d+), gdesc")
+_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+_BRANCH = re.compile(r"BRA\S*\s+(?:!?U?P\w+, )?`?\(?(0x[0-9a-f]+)")
+_WRITTEN = re.compile(r"\S+\s+(?:!?P\w+, )?R(\d+)\b")
+#: They have a register first that they read.
+_WRITE_NONE = ("ST", "LDGSTS", "RED", "BAR", "BRA", "HGMMA")
+#: Registers of a thread that hold 64 x 16 weights of two bytes.
+_OPERAND = 4
+
+#: Products that are not waited for: the groups that are complete, then the one that is not, by registers.
+_Groups = tuple[frozenset[int], ...]
+
+
+def overwritten(text: str) -> list[str]:
+    """Instructions in a disassembly that write what a product not yet waited for may still read."""
+    code = [(int(m[1], 16), m[2]) for m in map(_INSTRUCTION.match, text.splitlines()) if m]
+    at = {address: index for index, (address, _) in enumerate(code)}
+    found: set[int] = set()
+    seen: set[tuple[int, _Groups]] = set()
+    paths: list[tuple[int, _Groups]] = [(0, (frozenset(),))]
+    while paths:
+        index, groups = paths.pop()
+        while index < len(code) and (index, groups) not in seen:
+            seen.add((index, groups))
+            instruction = code[index][1]
+            groups = _behind(instruction, groups)
+            if _written(instruction) & frozenset().union(*groups):
+                found.add(index)
+            if (branch := _BRANCH.match(instruction)) and int(branch[1], 16) in at:
+                paths.append((at[int(branch[1], 16)], groups))
+            index += 1
+    return [code[index][1] for index in sorted(found)]
+
+
+def _behind(instruction: str, groups: _Groups) -> _Groups:
+    if wait := _WAIT.match(instruction):
+        kept = int(wait[1], 16)
+        return (*groups[max(0, len(groups) - 1 - kept) : -1], groups[-1])
+    if product := _PRODUCT.match(instruction):
+        first = int(product[1])
+        groups = (*groups[:-1], groups[-1] | set(range(first, first + _OPERAND)))
+    if instruction.startswith("HGMMA") and "gsb0" in instruction:
+        groups = (*groups, frozenset())
+    return groups[-8:]
+
+
+def _written(instruction: str) -> frozenset[int]:
+    register = _WRITTEN.match(instruction)
+    if register is None or instruction.startswith(_WRITE_NONE):
+        return frozenset()
+    name, first = instruction.split()[0], int(register[1])
+    wide = 4 if re.search(r"\.128|M88\.4", name) else 2 if re.search(r"\.64|\.WIDE|M88\.2", name) else 1
+    return frozenset(range(first, first + wide))
