@@ -60,11 +60,16 @@ def a_stream(tokens, width, dtype):
     return projection.embed(ids, table, 1 + 0.3 * randn(width, seed=9, dtype=dtype))
 
 
-def added(chosen, shape, stream, parts, dtype, *, normalize=True, activation="silu"):
-    gain = 1 + 0.3 * randn(shape.hidden, seed=7, dtype=dtype)
+def added(chosen, shape, stream, parts, dtype, *, normalize=True, activation="silu", gain=None):
+    if gain is None:
+        gain = gain_of(shape, dtype)
     return chosen.add_experts(
         stream, *parts, gain, eps=EPS, count=shape.count, normalize=normalize, activation=activation
     )
+
+
+def gain_of(shape, dtype):
+    return 1 + 0.3 * randn(shape.hidden, seed=7, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -85,8 +90,14 @@ def test_a_mixture_added_to_the_stream(shape, tokens, dtype):
 
 
 def close(got, want, dtype):
-    """But for tokens whose last expert is as likely as the next: one in a hundred may have taken that."""
-    off = (got.float() - want.float()).abs() > NEAR[dtype]["atol"] + NEAR[dtype]["rtol"] * want.float().abs()
+    """But for tokens whose last expert is as likely as the next: one in a hundred may have taken that.
+
+    As near as a token's numbers are on the whole: a sum that is rounded to the next one may leave nearly
+    nothing with the residual.
+    """
+    got, want = got.float(), want.float()
+    whole = want.square().mean(1, keepdim=True).sqrt().clamp(min=1)
+    off = (got - want).abs() > NEAR[dtype]["atol"] * whole + NEAR[dtype]["rtol"] * want.abs()
     assert off.any(1).float().mean() <= (0.0 if dtype is torch.float32 and not CARD else 0.02)
 
 
@@ -95,7 +106,7 @@ def close(got, want, dtype):
 def test_the_choice(experts, count, normalize):
     logits = 3 * randn(5, experts)
     logits[1] = 0.5  # of equal ones the first
-    logits[2, ::2] = logits[2, 0]
+    logits[2, ::2] = logits[2, 0].clone()
     ids, shares = gpu.choose(logits, count, normalize=normalize)
     want, wanted = reference.choose(logits, count, normalize=normalize)
     assert torch.equal(ids.long(), want)
@@ -210,11 +221,12 @@ def test_the_bits_of_a_token_are_its_own(shape, normalize, dtype):
 @pytest.mark.skipif(not CARD, reason="no CUDA device")
 def test_it_is_captured_whatever_the_router_says():
     stream, parts = a_stream(6, A3B.hidden, torch.bfloat16), weights(A3B, torch.bfloat16)
-    added(gpu, A3B, stream, parts, torch.bfloat16)
+    gain = gain_of(A3B, torch.bfloat16)  # no generator can be made while capturing
+    added(gpu, A3B, stream, parts, torch.bfloat16, gain=gain)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        got = added(gpu, A3B, stream, parts, torch.bfloat16)
+        got = added(gpu, A3B, stream, parts, torch.bfloat16, gain=gain)
     other = a_stream(60, A3B.hidden, torch.bfloat16)
     for mine, theirs in ((stream.residual, other.residual), (stream.scaled, other.scaled)):
         mine.copy_(theirs[-6:])

@@ -107,20 +107,23 @@ def _group(ids, choices, ORDER, TILES, MOST, E: tl.constexpr, N: tl.constexpr):
     mine = tl.reshape(ids, (N,))
     choice = tl.reshape(choices, (N,))
     place = tl.arange(0, N)
+    # each against all: sums over the first axis, which is in a thread's own registers
     alike = mine[:, None] == mine[None, :]
-    less = mine[None, :] < mine[:, None]
-    earlier = place[None, :] < place[:, None]
-    row = tl.sum((less | (alike & earlier)).to(tl.int32), 1)
-    count = tl.sum(alike.to(tl.int32), 1)
-    first = tl.sum((alike & earlier).to(tl.int32), 1) == 0
-    tile = tl.sum((less & first[None, :]).to(tl.int32), 1)
+    less = mine[:, None] < mine[None, :]
+    earlier = place[:, None] < place[None, :]
+    row = tl.sum((less | (alike & earlier)).to(tl.int32), 0)
+    count = tl.sum(alike.to(tl.int32), 0)
+    first = tl.sum((alike & earlier).to(tl.int32), 0) == 0
+    tile = tl.sum((less & first[:, None]).to(tl.int32), 0)
     known = mine < E
+    # Tiles that are not there are marked first, not counted: Triton 3.6 adds a reshaped block up wrongly
+    # where several threads of a warp hold the same of it.
+    tl.store(TILES + 3 * place, -1, mask=place < MOST)
+    tl.debug_barrier()
     tl.store(ORDER + row, choice, mask=known)
     tl.store(TILES + 3 * tile, mine, mask=known & first)
     tl.store(TILES + 3 * tile + 1, row, mask=known & first)
     tl.store(TILES + 3 * tile + 2, count, mask=known & first)
-    tiles = tl.sum((known & first).to(tl.int32), 0)
-    tl.store(TILES + 3 * place, -1, mask=(place >= tiles) & (place < MOST))
 
 
 @triton.jit(do_not_specialize=["P", "MOST"])
