@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 import torch
@@ -82,7 +82,7 @@ class Graphs:
         self.device = device
         self.enabled = enabled and device.type == "cuda"
         self.captured: dict[Hashable, Replay] = {}
-        self._pool = None
+        self._pool: Any = None  # its handle
         self._stream: torch.cuda.Stream | None = None
         if self.enabled:
             self._stream = torch.cuda.Stream(device)
