@@ -86,7 +86,7 @@ def head_config(name: str, folder: Path | None) -> dict[str, Any] | None:
 def measure(
     args: argparse.Namespace, configs: Sequence[Config]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Environment, and of each config a row for each task and one for all; written to ``--json`` as they come."""
+    """Environment, and of each config a row for each task and one for all; into ``--json`` as they come."""
     options = {"dtype": args.dtype, "device": args.device, "max_model_len": args.max_model_len}
     options["max_batch_size"] = args.batch_size
     settings = Settings(batch_sizes=(args.batch_size,), repeats=args.repeats)
