@@ -4,7 +4,7 @@
     python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
     python benchmarks/gpu/tune.py --config eagle3-8b-shape/config.json ...         an EAGLE-3 head's
     python benchmarks/gpu/tune.py --refine --merge tuned.json --out tuned.json     from the tiles in use on
-    python benchmarks/gpu/tune.py --weights int4-128 --tokens 16,32 ...    of weights that stay quantised
+    python benchmarks/gpu/tune.py --weights fp8,int4-128 --tokens 16,32 --quick ...       of quantised weights
 
 Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
 with attention and the output projection: alone, a product hides what it costs its neighbours. One
@@ -14,6 +14,7 @@ product's tile is changed at a time. Every candidate's output must equal the fir
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import multiprocessing
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from candidates import SHARED, candidates, candidates_of_words, refinements
 from specdec_kernels.attention import AttentionMetadata
 from specdec_kernels.attention import gpu as attention
 from specdec_kernels.projection import Stream, gpu, tiles
@@ -71,13 +73,16 @@ class Shape:
             config.get("model_type") == "qwen3",
         ).as_head(config)
 
-    def stored(self, name: str) -> tuple[int, int]:
-        """Bits of a weight of a product, and parts of its inputs that are summed on their own."""
-        if not self.label or name == "logits":
-            return 0, 1
-        outputs, inputs = self.products[name][1:]
-        words = a_matrix(self.label, outputs, inputs, "meta")
-        return words.bits, tiles.parts_of(words)
+    def words(self, name: str) -> WordMatrix | None:
+        """Weights of a product as they are stored, without memory; None: they are not quantised."""
+        if not self.label_of(name):
+            return None
+        return a_matrix(self.label, *self.products[name][1:], "meta")
+
+    def parts(self, name: str) -> int:
+        """Parts of a product's inputs that are summed on their own."""
+        words = self.words(name)
+        return 1 if words is None else tiles.parts_of(words)
 
     def label_of(self, name: str) -> str:
         return "" if name == "logits" else self.label
@@ -232,80 +237,6 @@ class Layers:
         return gpu.add_product(gated, layer["down"], None, stream, self.gain)
 
 
-def candidates_of_words(bound: int, parts: int, *, quick: bool) -> list[Tile]:
-    """The same for weights that stay quantised."""
-    found = []
-    own = [(bound, 0)] if bound in (16, 32) else [(32, 0), (64, 0)] if bound <= 64 else [(64, 0), (128, 0)]
-    for tokens in own:
-        heights = (32, 64) if parts > 1 and bound <= 64 else (64, 128)
-        for rows in heights:
-            for warps in (4, 8):
-                for stages in (3, 5, 8) if quick else (2, 3, 4, 5, 6, 8):
-                    found.append(Tile(rows, tokens, WORD_BLOCK, stages, warps))
-    return found
-
-
-def candidates(kind: str, bound: int, *, quick: bool) -> list[Tile]:
-    """Tiles to try, the rule's not among them."""
-
-    def some(rows: int, tokens: tuple[int, int], inputs: int, warps: int, *stages: int) -> list[Tile]:
-        return [Tile(rows, tokens, inputs, count, warps) for count in stages]
-
-    if bound <= 64:
-        own = {48: [(32, 16), (64, 0)]}.get(bound, [(bound, 0)])
-        found = []
-        for tokens in own:
-            found += some(128, tokens, 128, 4, 3, 4, 5) + some(64, tokens, 128, 4, 4, 6, 8)
-            if not quick:
-                found += some(128, tokens, 64, 4, 6, 8) + some(64, tokens, 256, 4, 3, 4)
-                found += some(64, tokens, 128, 4, 5, 7, 10) if kind != "gate_up" else []
-                found += some(128, tokens, 128, 8, 4) if bound > 32 else []
-        return found
-    if bound <= 256:
-        own = {96: [(64, 32), (128, 0)], 128: [(128, 0), (64, 0)], 192: [(128, 64), (64, 32), (64, 0)]}
-        found = []
-        for tokens in own.get(bound, [(256, 0), (128, 128), (128, 0), (64, 0)]):
-            # where a tile has an SM to itself, as much as fits is kept in flight
-            found += some(128, tokens, 64, 8, 3, 4, 6) + some(64, tokens, 64, 4, 4, 6, 8)
-            if not quick:
-                found += some(64, tokens, 64, 8, 4, 6) + some(64, tokens, 128, 4, 3, 4)
-                found += some(128, tokens, 64, 4, 4, 6) if sum(tokens) <= 128 else []
-                found += some(128, tokens, 64, 8, 5) + some(128, tokens, 128, 8, 2, 3)
-                # few programs that each read little twice: what comes out of L2 is the limit here
-                found += some(256, tokens, 64, 8, 3, 4) + some(256, tokens, 64, 16, 3, 4)
-        return found
-    # (128, 128): as wide as (256, 0), with an epilogue that needs half the registers at a time
-    found = some(128, (256, 0), 64, 8, 3, 4) + some(128, (128, 128), 64, 8, 3, 4)
-    found += some(128, (128, 0), 64, 8, 4) + some(128, (128, 0), 64, 4, 3, 4)
-    if not quick:
-        found += some(256, (128, 0), 64, 8, 3, 4) + some(128, (128, 64), 64, 8, 4)
-        found += some(64, (256, 0), 64, 8, 4) + some(64, (128, 128), 64, 4, 4)
-    return found
-
-
-def refinements(tile: Tile, bound: int) -> list[Tile]:
-    """What a tile in use is compared with: the same loaded otherwise, and wide ones by boxes."""
-    if bound <= 64:
-        # what is waited for behind the loop is a good part of a short kernel
-        found = [replace(tile, early=True)]
-        if bound > 32:
-            found += [replace(tile, boxes=True), replace(tile, early=True, boxes=True)]
-        return found
-    found = [replace(tile, boxes=True), replace(tile, early=True), replace(tile, early=True, boxes=True)]
-    own = {96: [(64, 32)], 128: [(128, 0), (64, 0)], 192: [(128, 64), (64, 32)]}
-    for tokens in own.get(bound, [(256, 0), (128, 128), (128, 0)]):
-        wide = sum(tokens)
-        for rows, warps in ((64, 4), (128, 4), (128, 8), (256, 8)):
-            if 32 <= rows * wide // (32 * warps) <= 192:  # registers of a thread that hold products
-                stages = (_SHARED - 1024) // ((rows + wide) * 128)
-                found += [
-                    Tile(rows, tokens, 64, count, warps, tile.prefetch, boxes=True)
-                    for count in (stages, stages - 1)
-                    if 2 <= count <= 8
-                ]
-    return found
-
-
 @dataclass(frozen=True)
 class How:
     """What is looked for: fewer candidates, other ways to load the tiles in use, some products alone."""
@@ -313,9 +244,12 @@ class How:
     quick: bool
     refine: bool
     only: frozenset[str]  #: empty: all
+    logits: bool = True  #: the output projection too
 
     def tunes(self, name: str, bound: int) -> bool:
-        return (not self.only or name in self.only) and (name != "logits" or bound <= MOST_LOGITS)
+        if name == "logits" and not (self.logits and bound <= MOST_LOGITS):
+            return False
+        return not self.only or name in self.only
 
 
 def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, Tile]:
@@ -323,11 +257,11 @@ def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, T
     found = {}
     for name, (kind, outputs, inputs) in shape.products.items():
         if how.refine or not how.tunes(name, bound):
-            label, parts = shape.label_of(name), shape.stored(name)[1]
+            label, parts = shape.label_of(name), shape.parts(name)
             used = _CHOOSE(kind, dtype, "sm_90", outputs, inputs, bound, label, parts)
             found[name] = cut(shape, name, used, dtype)
         elif shape.label_of(name):
-            found[name] = cut(shape, name, by_rule_of_words(kind, dtype, bound, shape.stored(name)[1]), dtype)
+            found[name] = cut(shape, name, by_rule_of_words(kind, dtype, bound, shape.parts(name)), dtype)
         else:
             found[name] = by_rule(kind, dtype, inputs, bound)
     return found
@@ -335,8 +269,7 @@ def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, T
 
 def cut(shape: Shape, name: str, tile: Tile, dtype: torch.dtype) -> Tile:
     """``tile`` with the stages that fit."""
-    bits, parts = shape.stored(name)
-    return tiles.fitted(tile, dtype.itemsize, _SHARED, bits=bits or None, parts=parts)
+    return tiles.fitted(tile, dtype.itemsize, SHARED, words=shape.words(name))
 
 
 def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, list[Tile]]:
@@ -349,7 +282,8 @@ def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, li
             continue
         if shape.label_of(name):
             early = [replace(begun[name], early=True)]
-            tried = early if refine else candidates_of_words(bound, shape.stored(name)[1], quick=quick)
+            tried = early if refine else candidates_of_words(bound, shape.parts(name), quick=quick)
+            tried = [cut(shape, name, tile, dtype) for tile in tried]
         else:
             tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
         tried = [tile for tile in tried if tile.inputs <= max(16, inputs)]
@@ -361,7 +295,7 @@ def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, li
     return found
 
 
-_SHARED, _SMS = 232448, 132
+_SMS = 132
 _CHOOSE = tiles.choose
 
 
@@ -377,7 +311,7 @@ def use(shape: Shape, chosen: dict[str, Tile]) -> None:
 
 def without_a_card() -> None:
     """Cut as on an H100, which is not asked: CUDA must not start in a process that only compiles."""
-    tiles.family = lambda _: ("sm_90", _SHARED)  # type: ignore[assignment]
+    tiles.family = lambda _: ("sm_90", SHARED)  # type: ignore[assignment]
     attention._num_sms = lambda _: _SMS  # type: ignore[assignment]
 
 
@@ -397,9 +331,9 @@ def compile_ahead(task: tuple[Shape, torch.dtype, int, dict[str, Tile]]) -> str:
     return ""
 
 
-def compile_all(shape: Shape, dtype: torch.dtype, bounds: list[int], how: How) -> None:
+def compile_all(shapes: list[Shape], dtype: torch.dtype, bounds: list[int], how: How) -> None:
     tasks = []
-    for bound in bounds:
+    for shape, bound in itertools.product(shapes, bounds):
         base = start(shape, dtype, bound, how)
         tasks.append((shape, dtype, bound, base))
         tried = plan(shape, dtype, bound, how)
@@ -454,8 +388,13 @@ class Timer:
         return statistics.median(before.elapsed_time(after) for before, after in events)
 
 
-def tune(layers: Layers, bound: int, how: How, *, deadline: float) -> tuple[dict[str, Tile], float, float]:
-    """The best tiles of a class, milliseconds of those it begins with and of them."""
+def tune(
+    layers: Layers, bound: int, how: How, *, deadline: float, better: Callable[[dict[str, Tile]], None]
+) -> tuple[dict[str, Tile], float, float]:
+    """The best tiles of a class, milliseconds of those it begins with and of them.
+
+    ``better`` gets the best ones so far: a run that is cut leaves what it has found.
+    """
     shape, dtype = layers.shape, layers.dtype
     timer = Timer(layers, min(bound, MANY), replays=7 if how.quick else 11)
     chosen = start(shape, dtype, bound, how)
@@ -470,6 +409,7 @@ def tune(layers: Layers, bound: int, how: How, *, deadline: float) -> tuple[dict
                 print(f"    {name} {tile.values}: {taken:.4f} beside {best:.4f}", flush=True)
             if taken < best * (1 - MARGIN):
                 best, chosen = taken, {**chosen, name: tile}
+                better(chosen)
 
     for name, found in plan(shape, dtype, bound, how).items():
         ahead = chosen[name].prefetch
@@ -506,47 +446,71 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
     parser.add_argument("--budget", type=float, default=150, help="seconds")
     parser.add_argument("--refine", action="store_true", help="from the tiles in use: how they load")
-    parser.add_argument("--weights", default="", help="int4-128, fp8, fp8-128 or int8: the layers' weights")
+    parser.add_argument(
+        "--weights", default="", help="some of int4-128, fp8, fp8-128, int8: the layers' weights, alone"
+    )
     parser.add_argument("--only", help="products, separated by commas; the others keep their tiles")
     parser.add_argument("--quick", action="store_true", help="fewer candidates")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    shape, dtype = (
-        replace(Shape.read(arguments.config), label=arguments.weights),
-        getattr(torch, arguments.dtype),
-    )
+    dtype = getattr(torch, arguments.dtype)
+    read = Shape.read(arguments.config)
+    shapes = [replace(read, label=label) for label in arguments.weights.split(",")]
     wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
     bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))
     only = frozenset(arguments.only.split(",") if arguments.only else ())
-    if unknown := only - shape.products.keys():
-        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(shape.products)}")
-    how = How(quick=arguments.quick, refine=arguments.refine, only=only)
-    compile_all(shape, dtype, bounds, how)
+    if unknown := only - read.products.keys():
+        parser.error(f"--only {', '.join(sorted(unknown))}: there are {', '.join(read.products)}")
+    # the output projection is not quantised: it has its tiles
+    how = How(arguments.quick, arguments.refine, only, logits=not arguments.weights)
+    compile_all(shapes, dtype, bounds, how)
 
-    sizes = [shape.products[name][1:] for name in shape.in_a_layer]
-    bits = {"int4": 4, "int8": 8, "fp8": 8}.get(arguments.weights.partition("-")[0], 8 * dtype.itemsize)
-    a_layer = sum(outputs * inputs for outputs, inputs in sizes) * bits // 8
-    layers = Layers(shape, dtype, "cuda", min(32, max(4, round(2.5e9 / a_layer))))
     name, _ = tiles.family(0)
-    print(f"{torch.cuda.get_device_name()}, {arguments.config}, {dtype}, {len(layers.weights)} layers")
     table = json.loads(arguments.merge.read_text()) if arguments.merge else {}
     of = table.setdefault(name, {})
-    for index, bound in enumerate(bounds):
-        left = began + arguments.budget - time.perf_counter()
-        deadline = time.perf_counter() + left / (len(bounds) - index)
-        chosen, first, best = tune(layers, bound, how, deadline=deadline)
-        print(f"up to {bound} tokens: {first:.4f} -> {best:.4f} ms; {rate(layers, bound, best)}", flush=True)
+
+    def keep(shape: Shape, bound: int, chosen: dict[str, Tile]) -> None:
         for product, tile in chosen.items():
-            if not how.tunes(product, bound):
-                continue
-            kind, outputs, inputs = shape.products[product]
-            print(f"    {product}: {tile}", flush=True)
-            key = f"{arguments.dtype} {shape.label_of(product)}".strip()
-            of.setdefault(key, {}).setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})[str(bound)] = (
-                tile.values
-            )
+            if how.tunes(product, bound):
+                kind, outputs, inputs = shape.products[product]
+                found = of.setdefault(f"{arguments.dtype} {shape.label_of(product)}".strip(), {})
+                by_shape = found.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})
+                by_shape[str(bound)] = tile.values
         arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+
+    for done, shape in enumerate(shapes):
+        layers = Layers(shape, dtype, "cuda", _count(shape, dtype))
+        device = torch.cuda.get_device_name()
+        weights = shape.label or dtype
+        print(f"{device}, {arguments.config}, {weights}, {len(layers.weights)} layers", flush=True)
+        for index, bound in enumerate(bounds):
+            left = began + arguments.budget - time.perf_counter()
+            rest = (len(shapes) - done) * len(bounds) - index
+            chosen, first, best = tune(
+                layers,
+                bound,
+                how,
+                deadline=time.perf_counter() + left / rest,
+                better=functools.partial(keep, shape, bound),
+            )
+            print(
+                f"up to {bound} tokens: {first:.4f} -> {best:.4f} ms; {rate(layers, bound, best)}", flush=True
+            )
+            for product, tile in chosen.items():
+                if how.tunes(product, bound):
+                    print(f"    {product}: {tile}", flush=True)
+            keep(shape, bound, chosen)
+        del layers
+        torch.cuda.empty_cache()
     print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+def _count(shape: Shape, dtype: torch.dtype) -> int:
+    """As many layers as no cache holds."""
+    bits = {"int4": 4, "int8": 8, "fp8": 8}.get(shape.label.partition("-")[0], 8 * dtype.itemsize)
+    sizes = [shape.products[name][1:] for name in shape.in_a_layer]
+    a_layer = sum(outputs * inputs for outputs, inputs in sizes) * bits // 8
+    return min(32, max(4, round(2.5e9 / a_layer)))
 
 
 if __name__ == "__main__":

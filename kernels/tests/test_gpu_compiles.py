@@ -32,6 +32,8 @@ LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16,
 #: Of weights that stay quantised.
 QUANTISED = [("llama-8b", torch.bfloat16, 1, "int4-128"), ("smollm2", torch.bfloat16, 32, "fp8")]
 QUANTISED += [("smollm2", torch.bfloat16, 192, "int4"), ("smollm2", torch.bfloat16, 48, "int8")]
+#: By the tiles that multiply by ``mma.sync``: two warps, or parts as a batch.
+BATCH = [("llama-8b", torch.bfloat16, 16, label, "batch") for label in ("fp8", "int4-128", "int8")]
 SWEEP = [
     (name, dtype, tokens)
     for dtype in (torch.bfloat16, torch.float32)
@@ -149,7 +151,7 @@ def compile_layer(shape, dtype, tokens, label=""):
 
 
 def load_by(how):
-    """Tiles that ask early for what they add, as they are otherwise; or one that is loaded in boxes."""
+    """Tiles that ask early for what they add, as they are otherwise; or others."""
     from specdec_kernels.projection import gpu, tiles
 
     chosen, boxes = tiles.choose, gpu.boxes
@@ -159,7 +161,11 @@ def load_by(how):
         assert found is not None, wanted
         return found
 
-    if how == "early":
+    if how == "batch":
+        two, batch = tiles.Tile(64, (16, 0), 256, 3, 2), tiles.Tile(32, (16, 0), 256, 3, 4, batch=True)
+        words = {"gate_up": two, "qkv": batch, "add": batch}
+        tiles.choose = lambda kind, *wanted: words.get(kind) if len(wanted) > 5 else chosen(kind, *wanted)
+    elif how == "early":
         tiles.choose = lambda *wanted: replace(chosen(*wanted), early=True)
     else:
         tiles.choose = lambda *_: tiles.Tile(128, (128, 0), 64, 5, 8, boxes=True)
@@ -232,6 +238,29 @@ def test_kernels_of_quantised_weights_compile():
     check(kernels)
 
 
+def test_kernels_that_decode_beside_the_products_compile():
+    """None of their products is waited for; weights come in few instructions, and stay in their registers."""
+    kernels = [kernel for kernel in compiled(BATCH) if kernel["shared"] and kernel["loop"].get("tensor")]
+    check(kernels)
+    for name, lanes in (("add_kernel", 128), ("qkv_kernel", 128), ("gate_up_kernel", 64)):
+        found = [kernel for kernel in kernels if kernel["name"] == name]
+        weights = 128 * 256 if lanes == 128 else 64 * 256
+        # parts of a matrix without quantised weights are not a batch
+        loops = [kernel["loop"] for kernel in found if kernel["loop"]["tensor"] >= 64]
+        assert len(loops) >= 3
+        for loop in loops:
+            assert sum(loop.values()) * lanes / weights < 2.7, (name, loop)
+
+
+def test_what_is_in_a_main_loop():
+    from specdec_kernels.gpu.sass import main_loop
+
+    lines = ["LOP3.LUT R1, R2", "HMMA.16816.F32.BF16 R4, R8, R12, R4", "@P0 BRA 0x0", "EXIT", "BRA 0x30"]
+    text = "\n".join(f"        /*{16 * i:04x}*/    {line} ;   /* 0x0 */" for i, line in enumerate(lines))
+    assert main_loop(text) == {"logic": 1, "tensor": 1, "other": 1}
+    assert main_loop(text.replace("HMMA", "FFMA")) == {}
+
+
 def test_what_is_written_under_a_product():
     """Of products that go on: what their operands are in is free when they are waited for, and not before."""
     from specdec_kernels.gpu.sass import overwritten
@@ -272,7 +301,7 @@ if __name__ == "__main__":
         name, dtype, tokens, *how = line.split()
         label = ""
         for flag in how:
-            if flag in ("early", "boxes"):
+            if flag in ("early", "boxes", "batch"):
                 load_by(flag)
             elif flag != "adapted":
                 label = flag

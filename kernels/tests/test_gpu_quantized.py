@@ -131,13 +131,17 @@ def test_a_layer_of_quantised_products(form, dtype):
         Tile(128, (64, 0), 128, 2, 8),  # parts one behind the other
         Tile(64, (32, 16), 128, 2, 4),
         Tile(32, (16, 0), 128, 2, 4, early=True),
+        Tile(64, (16, 0), 256, 2, 4),  # two blocks in a turn, where they are of one part
+        Tile(64, (16, 0), 128, 3, 2),  # too few warps for ``wgmma``
+        Tile(32, (16, 0), 128, 3, 4, batch=True),
+        Tile(64, (16, 0), 256, 2, 4, batch=True),
     ],
     ids=str,
 )
 def test_every_kind_of_tile(monkeypatch, tile, dtype):
     monkeypatch.setattr(tiles, "choose", lambda *_: tile)
     for form in (FORMS[1], FORMS[2], FORMS[4], FORMS[7]) if CARD else (FORMS[2], FORMS[4]):
-        test_products(form, 150, 512, dtype)
+        test_products(form, 150, 512 if tile.inputs == 128 else 1024, dtype)
     if tile.rows >= 64:  # a tile of the gate has sixteen pairs at the least
         test_a_layer_of_quantised_products(FORMS[4], dtype)
 

@@ -83,29 +83,21 @@ def test_a_killed_worker_ends_every_request_with_one_error(target):
 
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, threading, time
 from specdecode import LLM, SamplingParams
 llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", device="cpu", skip_tokenizer_init=True,
           num_gpu_blocks_override=400, max_model_len=500)
 print(*llm.llm_engine.worker_pids, flush=True)
 prompt = [{"prompt_token_ids": [5, 6, 7]}]
 long = SamplingParams(max_tokens=480, n=8, temperature=1.0, ignore_eos=True)
-engine, step = llm.llm_engine, llm.llm_engine.step
-def at_the_fifth_step(act):
-    steps = iter(range(5))
-    def counted():
-        if next(steps, None) == 4:
-            act()
-        return step()
-    engine.step = counted
-at_the_fifth_step(lambda: os.killpg(0, signal.SIGINT))  # as a terminal does
+threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()  # as a terminal does
 try:
     llm.generate(prompt, long, use_tqdm=False)
 except KeyboardInterrupt:
     (output,) = llm.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     print("went on", len(output.outputs[0].token_ids), flush=True)
 if sys.argv[2] == "killed":
-    at_the_fifth_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     llm.generate(prompt, long, use_tqdm=False)
 """
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from . import launching
-from .sass import overwritten
+from .sass import main_loop, overwritten
 
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -35,6 +35,7 @@ class Compiled:
         stack: bytes of a thread; what does not fit into registers is spilled here.
         shared: bytes of a program's shared memory.
         overwritten: instructions that write what a product in flight may still read.
+        loop: instructions by class in a turn of the main loop (:func:`~.sass.main_loop`).
     """
 
     name: str
@@ -42,6 +43,7 @@ class Compiled:
     stack: int
     shared: int
     overwritten: int = 0
+    loop: dict[str, int] = field(default_factory=dict)
 
 
 class _NoCard:
@@ -66,7 +68,7 @@ def compiling_only(capability: int = 90, *, inspect: bool = True) -> Iterator[li
 
     Args:
         capability: of the card to compile for, 90 for Hopper.
-        inspect: ask for registers, stack and what is overwritten, which takes processes; else they are 0.
+        inspect: ask for what the machine code tells, which takes processes; else it is 0.
 
     Yields:
         What was compiled, a kernel once; filled as it goes.
@@ -80,8 +82,8 @@ def compiling_only(capability: int = 90, *, inspect: bool = True) -> Iterator[li
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in seen:
             seen.add(kernel.hash)
-            registers, stack, written = _usage(kernel.asm["cubin"]) if inspect else (0, 0, 0)
-            compiled.append(Compiled(self.__name__, registers, stack, kernel.metadata.shared, written))
+            registers, stack, written, loop = _usage(kernel.asm["cubin"]) if inspect else (0, 0, 0, {})
+            compiled.append(Compiled(self.__name__, registers, stack, kernel.metadata.shared, written, loop))
         return kernel
 
     driver.set_active(_NoCard(capability))  # type: ignore[arg-type]  # all that compiling asks for
@@ -100,8 +102,8 @@ def meta(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _usage(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, stack, and what is overwritten."""
+def _usage(cubin: bytes) -> tuple[int, int, int, dict[str, int]]:
+    """Registers, stack, what is overwritten, and the main loop."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -111,4 +113,4 @@ def _usage(cubin: bytes) -> tuple[int, int, int]:
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
-    return int(found[1]), int(found[2]), len(overwritten(code))
+    return int(found[1]), int(found[2]), len(overwritten(code)), main_loop(code)

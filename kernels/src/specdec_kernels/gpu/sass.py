@@ -1,4 +1,5 @@
-"""What a compiled kernel does with registers that a product in flight still reads, by Hopper's machine code.
+"""What a compiled kernel does, by Hopper's machine code: what is in its main loop, and whether it writes
+registers that a product in flight still reads.
 
 ``wgmma`` goes on behind its instruction: registers that it takes its first operand from must be left alone
 until it is waited for. Triton 3.6 carries a product over into the loop's next turn, which writes them; no run
@@ -8,6 +9,7 @@ shows it but one whose timing is bad.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?(.*?)\s*;")
 _PRODUCT = re.compile(r"HGMMA\S*\s+R\d+, R(\d+), gdesc")
@@ -19,13 +21,48 @@ _WRITE_NONE = ("ST", "LDGSTS", "RED", "BAR", "BRA", "HGMMA")
 #: Registers of a thread that hold 64 x 16 weights of two bytes.
 _OPERAND = 4
 
+#: Instructions by what they keep busy, in the order in which they are looked for.
+_CLASSES = {
+    "tensor": r"HGMMA|QGMMA|HMMA|IMMA",
+    "wait": r"WARPGROUP|WARPSYNC|DEPBAR|LDGDEPBAR|BAR|SYNCS|FENCE|MEMBAR|NANOSLEEP",
+    "load": r"LDGSTS|LDG|UTMA|UBLK|LD\.",
+    "shared": r"LDS|STS",
+    "convert": r"F2F|F2I|I2F|I2I|F2FP",
+    "float": r"FFMA|FADD|FMUL|FSEL|HFMA2|HADD2|HMUL2|MUFU",
+    "uniform": r"U[A-Z]|R2UR|S2UR",
+    "shift": r"SHF|IMAD\.SHL|PRMT",
+    "logic": r"LOP3|PLOP3",
+}
+
 #: Products that are not waited for: the groups that are complete, then the one that is not, by registers.
 _Groups = tuple[frozenset[int], ...]
 
 
+def main_loop(text: str) -> dict[str, int]:
+    """Instructions by class in a turn of the longest loop that multiplies on tensor cores; {} without one."""
+    code = _code(text)
+    at = {address: index for index, (address, _) in enumerate(code)}
+    longest: list[str] = []
+    for index, (_, instruction) in enumerate(code):
+        if (branch := _BRANCH.match(instruction)) and (first := at.get(int(branch[1], 16), index)) < index:
+            turn = [name for _, name in code[first : index + 1]]
+            if len(turn) > len(longest) and any(map(re.compile(_CLASSES["tensor"]).match, turn)):
+                longest = turn
+    return dict(Counter(map(_class, longest)))
+
+
+def _class(instruction: str) -> str:
+    return next((name for name, of in _CLASSES.items() if re.match(of, instruction)), "other")
+
+
+def _code(text: str) -> list[tuple[int, str]]:
+    """Addresses and instructions of a disassembly."""
+    return [(int(m[1], 16), m[2]) for m in map(_INSTRUCTION.match, text.splitlines()) if m]
+
+
 def overwritten(text: str) -> list[str]:
     """Instructions in a disassembly that write what a product not yet waited for may still read."""
-    code = [(int(m[1], 16), m[2]) for m in map(_INSTRUCTION.match, text.splitlines()) if m]
+    code = _code(text)
     at = {address: index for index, (address, _) in enumerate(code)}
     found: set[int] = set()
     seen: set[tuple[int, _Groups]] = set()

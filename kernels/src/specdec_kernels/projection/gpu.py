@@ -234,12 +234,12 @@ def _ordered(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 def _tile(kind: str, x: torch.Tensor, weight: Weight, held: int = 1) -> Tile:
     name, shared = tiles.family(x.device.index)
-    bound, parts = tiles.token_class(x.shape[0]), tiles.parts_of(weight)
+    bound = tiles.token_class(x.shape[0])
     if isinstance(weight, torch.Tensor):
         tile = tiles.choose(kind, x.dtype, name, *weight.shape, bound)
         return tiles.fitted(tile, x.element_size(), shared, rows=held)
-    tile = tiles.choose(kind, x.dtype, name, *weight.shape, bound, weight.label, parts)
-    return tiles.fitted(tile, x.element_size(), shared, rows=held, bits=weight.bits, parts=parts)
+    tile = tiles.choose(kind, x.dtype, name, *weight.shape, bound, weight.label, tiles.parts_of(weight))
+    return tiles.fitted(tile, x.element_size(), shared, rows=held, words=weight)
 
 
 def _launch(
@@ -265,7 +265,7 @@ def _launch(
         by = None
     else:
         stored, params = weight, None
-        how = {"KIND": "", "SIZE": 0, "SPLIT": 1, "BESIDE": False}
+        how = {"KIND": "", "SIZE": 0, "SPLIT": 1, "BESIDE": ""}
         by = boxes(weight, x, tile, pairs) if tile.boxes and pairs is not None else None
     row_bytes = stored.shape[1] * stored.element_size()
     # a copy in bulk wants multiples of 16 bytes; a row of a low tile is shared by several threads

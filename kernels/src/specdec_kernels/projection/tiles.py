@@ -17,6 +17,8 @@ from .stream import COLUMNS
 _MANY_OUTPUTS, _PARTS = 16384, 4
 #: Most rows and tokens of a tile in which the parts stand beside each other.
 _TALLEST, _WIDEST = 256, 128
+#: Most products of a part in one warp's registers.
+_IN_A_WARP = 64 * 16
 #: Products of at most so many tokens share a tile; those of more take the last one's.
 CLASSES = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1 << 30)
 
@@ -34,6 +36,7 @@ class Tile:
         prefetch: bytes of each weight row that are brought into L2 before the kernel ahead has ended.
         early: what is added to or scales the products is asked for before the loop, not behind it.
         boxes: weights and tokens are loaded by tensor descriptors (TMA) where their shapes allow it.
+        batch: parts of the inputs are multiplied as a batch, a warp each (:func:`beside`).
 
     None of them changes a bit of a product.
     """
@@ -46,6 +49,7 @@ class Tile:
     prefetch: int = 0
     early: bool = False
     boxes: bool = False
+    batch: bool = False
 
     @staticmethod
     def parse(values: Any) -> Tile:
@@ -56,7 +60,9 @@ class Tile:
     @property
     def values(self) -> list[int]:
         """Rows, both parts of the tokens, inputs, stages, warps, prefetch; the flags if one is on."""
-        how = [int(self.early), int(self.boxes)] if self.early or self.boxes else []
+        how = [int(self.early), int(self.boxes), int(self.batch)]
+        while how and not how[-1]:
+            how.pop()
         return [self.rows, *self.tokens, self.inputs, self.stages, self.warps, self.prefetch, *how]
 
 
@@ -134,14 +140,16 @@ def columns_of(weight: torch.Tensor | WordMatrix) -> int:
     return COLUMNS if parts_of(weight) == 1 else COLUMNS // 2
 
 
-def beside(tile: Tile, parts: int) -> bool:
-    """Whether a tile is to hold all parts of the inputs at a time."""
-    return (
-        parts > 1
-        and not tile.tokens[1]
-        and tile.rows * parts <= _TALLEST
-        and tile.tokens[0] * parts <= _WIDEST
-    )
+def beside(tile: Tile, parts: int) -> str:
+    """How a tile is to hold all parts of the inputs at a time: as a ``batch`` or as its ``rows``; "": one
+    behind the other.
+    """
+    rows, (tokens, more) = tile.rows, tile.tokens
+    if parts == 1 or more:
+        return ""
+    if tile.batch and rows * tokens <= _IN_A_WARP:
+        return "batch"
+    return "rows" if rows * parts <= _TALLEST and tokens * parts <= _WIDEST else ""
 
 
 def by_rule_of_words(kind: str, dtype: torch.dtype, bound: int, parts: int) -> Tile:
@@ -159,26 +167,31 @@ def by_rule_of_words(kind: str, dtype: torch.dtype, bound: int, parts: int) -> T
     return Tile(128, (64, 0), BLOCK, 3, 8)
 
 
-def fitted(
-    tile: Tile, size: int, shared: int, *, rows: int = 1, bits: int | None = None, parts: int = 1
-) -> Tile:
+def fitted(tile: Tile, size: int, shared: int, *, rows: int = 1, words: WordMatrix | None = None) -> Tile:
     """``tile`` with a multiple of ``rows`` rows, and no more stages than fit into shared memory.
 
     Args:
         size: bytes of an element.
         shared: bytes of shared memory that a program may have.
         rows: a power of two.
-        bits: of a weight; None: as of the other elements.
-        parts: of the inputs.
+        words: the weights, if they stay quantised.
     """
+    parts, bits = 1, 8 * size
+    if words is not None:
+        parts, bits = parts_of(words), words.bits
+        if -(-words.inputs // BLOCK) * BLOCK // parts % tile.inputs:  # a turn is of one part
+            tile = replace(tile, inputs=BLOCK)
     wide = max(tile.rows, rows)
     warps = min(8, tile.warps * wide // tile.rows)
     tall, tokens = wide, sum(tile.tokens)
-    if beside(replace(tile, rows=wide), parts):
+    how = beside(replace(tile, rows=wide), parts)
+    if how == "batch":  # two warps of a part would both compute all of it
+        warps = min(warps, parts)
+    if how:
         tall, tokens = tall * parts, tokens * parts
-    stage = (tall * (bits or 8 * size) // 8 + tokens * size) * tile.inputs
-    if bits is not None:
-        stage += 4 * 2 * 4 * tall  # parameters of four groups at the most, in two layouts
+    stage = (tall * bits // 8 + tokens * size) * tile.inputs
+    if words is not None:  # parameters of four groups in a block at the most, in two layouts
+        stage += 4 * 2 * 4 * tall * (tile.inputs // BLOCK)
     # some is kept for the epilogue's exchanges, which the compiler lays over the stages if it can
     stages = max(1, min(tile.stages, (shared - 1024) // stage))
     return replace(tile, rows=wide, stages=stages, warps=warps)

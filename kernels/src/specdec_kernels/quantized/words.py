@@ -4,6 +4,11 @@ Inputs come in blocks of :data:`BLOCK`. Word ``j`` of a block of ``n`` words hol
 n``, ``j + 2 n``, ...: four of int4 (n = 32), two of int8 and fp8 (n = 64). So what one shift and one mask
 take out of neighbouring words are neighbouring inputs, as a tensor core wants them side by side in a
 register.
+
+Bits of an integer stand together, those of the first input lowest. Those of fp8 are spread so that few
+instructions bring them to where bfloat16 has them: of the first, the sign in bit 15 and the others in 10 to
+4, where they belong; of the second, the exponent in 14 to 11 and the mantissa in 2 to 0. Bit 3 is the sign of
+the neighbouring word's second: a turn of both words by four bits brings signs and exponents home.
 """
 
 from __future__ import annotations
@@ -71,9 +76,13 @@ class WordMatrix:
 
     def matrix(self) -> QuantizedMatrix:
         """What it was made of, but that zeros are always told."""
-        blocks = self.words.unflatten(1, (-1, BLOCK * self.bits // 16))
-        mask = (1 << self.bits) - 1
-        planes = [(blocks.int() >> shift & mask) for shift in range(0, 16, self.bits)]
+        blocks = self.words.unflatten(1, (-1, BLOCK * self.bits // 16)).int()
+        if self.kind == "fp8":
+            second = blocks & 7 | blocks >> 8 & 0x78 | _swapped(blocks) << 4 & 0x80
+            planes = [blocks >> 8 & 0x80 | blocks >> 4 & 0x7F, second]
+        else:
+            mask = (1 << self.bits) - 1
+            planes = [(blocks >> shift & mask) for shift in range(0, 16, self.bits)]
         codes = torch.cat(planes, 2).flatten(1)[:, : self.inputs].to(torch.uint8).contiguous()
         if self.kind != "int4":
             raw = codes.view(torch.float8_e4m3fn) if self.kind == "fp8" else codes
@@ -114,8 +123,13 @@ def words_of(matrix: QuantizedMatrix) -> WordMatrix:
     codes = F.pad(matrix.codes.view(torch.uint8), (0, -inputs % BLOCK))
     planes = codes.unflatten(1, (-1, 16 // bits, BLOCK * bits // 16))
     words = torch.zeros_like(planes[:, :, 0], dtype=torch.int16)
-    for plane in range(16 // bits):
-        words |= planes[:, :, plane].to(torch.int16) << (bits * plane)
+    if matrix.kind == "fp8":
+        first, second = (plane.to(torch.int16) for plane in planes.unbind(2))
+        words |= (first & 0x80) << 8 | (first & 0x7F) << 4
+        words |= (second & 0x78) << 8 | second & 7 | _swapped(second & 0x80) >> 4
+    else:
+        for plane in range(16 // bits):
+            words |= planes[:, :, plane].to(torch.int16) << (bits * plane)
     params = matrix.scales.T.contiguous()
     if matrix.kind == "int4":
         kept = 1 << _ZERO_BITS
@@ -124,3 +138,8 @@ def words_of(matrix: QuantizedMatrix) -> WordMatrix:
     return WordMatrix(
         kind=matrix.kind, words=words.flatten(1), params=params, inputs=inputs, order=matrix.order
     )
+
+
+def _swapped(words: torch.Tensor) -> torch.Tensor:
+    """Each word's neighbour: the second's of the first, and the first's of the second."""
+    return words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
