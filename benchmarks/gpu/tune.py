@@ -417,6 +417,8 @@ def tune(
             attempt(name, replace(tile, prefetch=ahead))
         if bound <= 256 and not how.refine:
             for amount in PREFETCHES:
+                if shape.label_of(name):  # rows are of fewer bytes
+                    amount //= 2
                 attempt(name, replace(chosen[name], prefetch=amount))
             if how.only and shape.products[name][0] != "product":
                 attempt(name, replace(chosen[name], early=True))

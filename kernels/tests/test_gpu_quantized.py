@@ -146,6 +146,33 @@ def test_every_kind_of_tile(monkeypatch, tile, dtype):
         test_a_layer_of_quantised_products(FORMS[4], dtype)
 
 
+@pytest.mark.skipif(not CARD, reason="the interpreter multiplies by numpy, whose bits depend on the shape")
+@pytest.mark.parametrize("shape", [(512, 4096), (16512, 1024)], ids=["parts", "whole"])
+@pytest.mark.parametrize("form", [FORMS[1], FORMS[2], FORMS[4], FORMS[7]], ids=str)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(64, (16, 0), 256, 3, 4),  # wgmma
+        Tile(64, (16, 0), 128, 4, 2),  # mma.sync
+        Tile(64, (16, 0), 256, 3, 2),
+        Tile(32, (16, 0), 128, 4, 4, batch=True),
+        Tile(32, (16, 0), 256, 3, 4, batch=True),
+        Tile(32, (32, 0), 256, 2, 4, batch=True),
+    ],
+    ids=str,
+)
+def test_tiles_of_words_give_the_same_bits(monkeypatch, tile, form, shape, dtype):
+    """As those of wide products: what a tensor core adds up must not depend on the instruction."""
+    if dtype is torch.float32:
+        pytest.skip("has one way to multiply")
+    made = words_of(weight(form, *shape))
+    x = randn(100, shape[1], dtype=dtype)
+    expected = gpu.product(x, made, None)
+    monkeypatch.setattr(tiles, "choose", lambda *_: tile)
+    for tokens in (1, 16, 100):
+        assert torch.equal(gpu.product(x[:tokens], made, None), expected[:tokens])
+
+
 def test_parts_follow_from_the_shape_alone(dtype):
     for outputs, inputs, parts in ((4096, 14336, 4), (28672, 4096, 1), (4096, 256, 2), (576, 576, 1)):
         kind = "fp8"

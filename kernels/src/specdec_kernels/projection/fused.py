@@ -58,7 +58,7 @@ def product_kernel(
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
     if PDL:
-        prefetch(W, rows, ahead, WIDTH, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS, SPLIT, BESIDE)
         cuda.gdc_wait()
     m = m * (B0 + B1)
     a0, a1 = multiply(
@@ -119,7 +119,7 @@ def add_kernel(
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
     if PDL:
-        prefetch(W, rows, ahead, WIDTH, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS, SPLIT, BESIDE)
     if EARLY:  # a gain is a weight: written by no kernel
         gain = tl.load(GAIN + row, mask=row < N, other=0.0)
     if PDL:
@@ -232,7 +232,7 @@ def gate_up_kernel(
     pair, half = paired(tl.arange(0, ROWS))
     rows = tl.minimum(n * (ROWS // 2) + pair, N - 1) + half * N
     if PDL:
-        prefetch(W, rows, ahead, WIDTH, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS, SPLIT, BESIDE)
         cuda.gdc_wait()
     m = m * (B0 + B1)
     if EARLY:

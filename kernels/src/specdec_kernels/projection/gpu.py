@@ -268,8 +268,8 @@ def _launch(
         how = {"KIND": "", "SIZE": 0, "SPLIT": 1, "BESIDE": ""}
         by = boxes(weight, x, tile, pairs) if tile.boxes and pairs is not None else None
     row_bytes = stored.shape[1] * stored.element_size()
-    # a copy in bulk wants multiples of 16 bytes; a row of a low tile is shared by several threads
-    unit = 16 * max(2, 128 // tile.rows)
+    # a copy in bulk wants multiples of 16 bytes; several threads share the row of a low tile, or one in parts
+    unit = 16 * max(2, 128 // tile.rows, how["SPLIT"])
     ahead = min(tile.prefetch, row_bytes) // unit * unit if row_bytes % 16 == 0 else 0
     columns = -(-x.shape[0] // sum(tile.tokens))
     launch(

@@ -77,7 +77,7 @@ def qkv_kernel(
     rows = tl.where(there, head * D + tl.where(half == 0, low, high), 0)
     m = m * (B0 + B1)
     if PDL:
-        prefetch(W, rows, ahead, WIDTH, ROWS)
+        prefetch(W, rows, ahead, WIDTH, ROWS, SPLIT, BESIDE)
     if EARLY:  # positions and slots come from further back than the kernel right before
         t0 = _turns(COS, SIN, POSITIONS, SLOTS, n, m, M, HQ, HKV, D, ROTATED, PAIRS, ROWS, B0)
         if B1 > 0:

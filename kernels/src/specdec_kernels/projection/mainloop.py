@@ -34,17 +34,24 @@ def place(M, TILES: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def prefetch(W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr):
-    """Bring the first ``amount`` bytes of each weight row into L2.
+def prefetch(
+    W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr = 1, BESIDE: tl.constexpr = ""
+):  # fmt: skip
+    """Bring the first ``amount`` bytes of each weight row into L2; of rows in parts that are read at a time
+    (as of :func:`~.quantized.accumulate_words`), the first bytes of each.
 
     Weights are written by no kernel, so this may run while the kernel before still does.
     """
-    PARTS: tl.constexpr = 128 // ROWS if ROWS < 128 else 1  # a thread each, of four warps
-    size = amount // PARTS
-    part = tl.arange(0, PARTS)[None, :]
-    start = (W + rows.to(tl.int64)[:, None] * K).to(tl.pointer_type(tl.int8)) + part * size
-    sizes = tl.zeros((ROWS, PARTS), tl.int32) + size
-    tl.inline_asm_elementwise(_PREFETCH, "=r,l,r", [start, sizes], tl.int32, is_pure=False, pack=1)
+    HEADS: tl.constexpr = SPLIT if BESIDE != "" else 1
+    THREADS: tl.constexpr = 128 // ROWS if ROWS < 128 else 1  # for a row, of four warps
+    EACH: tl.constexpr = THREADS // HEADS if THREADS > HEADS else 1
+    size = amount // (HEADS * EACH)
+    part = tl.arange(0, HEADS * EACH)[None, :]
+    first = (W + rows.to(tl.int64)[:, None] * K + part // EACH * (K // HEADS)).to(tl.pointer_type(tl.int8))
+    sizes = tl.zeros((ROWS, HEADS * EACH), tl.int32) + size
+    tl.inline_asm_elementwise(
+        _PREFETCH, "=r,l,r", [first + part % EACH * size, sizes], tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

@@ -371,11 +371,12 @@ def _words(kind: str) -> int:
 
 @triton.constexpr_function
 def _at_a_time(words: int, part: int, rows: int, warps: int) -> int:
-    """Inputs of one product: all of a part where Triton takes ``wgmma``, since it waits for each of those.
+    """Inputs of one product: half a block where Triton takes ``wgmma``, since it waits for each of those;
+    the other half may be decoded meanwhile.
 
     Else as many as a word of each row; of more, ``mma.sync`` would get the inputs in another order.
     """
-    return part if rows % 64 == 0 and warps % 4 == 0 else words
+    return min(part, BLOCK // 2) if rows % 64 == 0 and warps % 4 == 0 else words
 
 
 @triton.jit

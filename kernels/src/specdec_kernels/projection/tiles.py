@@ -33,7 +33,8 @@ class Tile:
         inputs: summed in a step of the loop.
         stages: steps in flight.
         warps: of a program.
-        prefetch: bytes of each weight row that are brought into L2 before the kernel ahead has ended.
+        prefetch: bytes of each weight row that are brought into L2 before the kernel ahead has ended; where
+            parts of it are read at a time, so many of all of them.
         early: what is added to or scales the products is asked for before the loop, not behind it.
         boxes: weights and tokens are loaded by tensor descriptors (TMA) where their shapes allow it.
         batch: parts of the inputs are multiplied as a batch, a warp each (:func:`beside`).
