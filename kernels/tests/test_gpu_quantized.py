@@ -64,6 +64,20 @@ def test_words_hold_every_code(form, inputs, dtype):
     assert torch.equal(back.order, made.order)
 
 
+def test_fp8_comes_home_by_a_mask_a_turn_and_a_shift(dtype):
+    """What the kernels do with two words in a register, as integers: the codes' bits as bfloat16 has them."""
+    codes = torch.randint(256, (64, 128), dtype=torch.uint8, device=DEVICE, generator=generator())
+    scales = torch.ones(64, 1, device=DEVICE)
+    made = QuantizedMatrix(kind="fp8", codes=codes.view(torch.float8_e4m3fn), scales=scales)
+    words = words_of(made).words.long() & 0xFFFF
+    pair = words[:, 0::2] | words[:, 1::2] << 16
+    turned = (pair >> 4 | pair << 28) & 0xFFFFFFFF
+    first, second = pair & 0x87F087F0, turned & 0x87808780 | pair << 4 & 0x00700070
+    found = [torch.stack((part & 0xFFFF, part >> 16), 2).flatten(1) for part in (first, second)]
+    wide = codes.long()
+    assert torch.equal(torch.cat(found, 1), (wide & 0x80) << 8 | (wide & 0x7F) << 4)
+
+
 def test_decoded_values_are_exact(dtype):
     """Every code of each kind, by a product with the identity."""
     x = torch.eye(256, device=DEVICE, dtype=dtype)
