@@ -29,8 +29,10 @@ def candidates_of_words(bound: int, parts: int, *, quick: bool) -> list[Tile]:
         if bound <= 64 and parts > 1:
             found += some(32, two, 4, 3, 4, batch=True) + some(32, one, 4, 4, 6, batch=True)
             found += some(32, two, 8, 2, 3) + some(32, one, 8, 3, 4)
-            if bound == 16:
-                found += some(64, two, 4, 3, batch=True) + some(64, one, 4, 4, batch=True)
+            if bound <= 32:  # tokens are read once for more rows
+                found += some(64, one, 4, 3, 4, batch=True)
+            if bound == 16:  # of more tokens its products do not go into registers
+                found += some(64, two, 4, 2, batch=True)
             if not quick:
                 found += some(32, two, 4, 2, batch=True) + some(32, one, 4, 3, 8, batch=True)
                 found += some(64, one, 8, 2, 3) + some(32, one, 4, 3, 5) + some(64, one, 4, 4, 6)

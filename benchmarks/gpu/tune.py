@@ -284,6 +284,7 @@ def plan(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, li
             early = [replace(begun[name], early=True)]
             tried = early if refine else candidates_of_words(bound, shape.parts(name), quick=quick)
             tried = [cut(shape, name, tile, dtype) for tile in tried]
+            tried = [tile for tile in tried if tile.stages > 1]  # of one, nothing is loaded ahead
         else:
             tried = refinements(begun[name], bound) if refine else candidates(kind, bound, quick=quick)
         tried = [tile for tile in tried if tile.inputs <= max(16, inputs)]

@@ -18,7 +18,7 @@ _MANY_OUTPUTS, _PARTS = 16384, 4
 #: Most rows and tokens of a tile in which the parts stand beside each other.
 _TALLEST, _WIDEST = 256, 128
 #: Most products of a part in one warp's registers.
-_IN_A_WARP = 64 * 16
+_IN_A_WARP = 64 * 32
 #: Products of at most so many tokens share a tile; those of more take the last one's.
 CLASSES = (16, 32, 48, 64, 96, 128, 192, 256, 512, 1 << 30)
 
