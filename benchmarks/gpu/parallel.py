@@ -139,6 +139,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--methods", type=lambda text: text.split(","), default=list(METHODS), help="of times"
     )
+    parser.add_argument(
+        "--equality", type=lambda text: text.split(";"), help="of its methods those named, parted by ';'"
+    )
     parser.add_argument("--folders", type=json.loads, help="another table of shapes: for tests")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -185,6 +188,7 @@ class _Run:
             if size == 1:
                 continue
             wish = {"what": "equality", "size": size, "device": self.options.device}
+            wish["only"] = self.options.equality
             for row in self._tried(wish, f"equality on {size} ranks").get("rows", ()):
                 self._keep("equality", row)
 
@@ -411,6 +415,8 @@ def _equality(wish: dict[str, Any]) -> Iterator[dict[str, Any]]:
         one = Engine(target, **options)
         expected = one(prompts, params)
         for name, config in _methods(folder, target, size).items():
+            if wish["only"] and name not in wish["only"]:
+                continue
             engine = Engine(target, config, tensor_parallel_size=size, **options)
             outputs = engine(prompts, params)
             core = engine.llm.llm_engine.core
