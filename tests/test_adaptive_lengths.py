@@ -39,7 +39,7 @@ def erratic(rig, seed=0, widths=None):
     pacer, rng = pacer_of(rig), random.Random(seed)
     chosen = []
 
-    def alike(rows, limits, possible, *, size=None):
+    def alike(rows, limits, possible, *, size=None, gaps=None):
         width = rng.choice(widths or possible)
         chosen.append(width)
         return pacer._alike(rows, limits, width, "gain")

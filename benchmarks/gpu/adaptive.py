@@ -36,6 +36,7 @@ COLUMNS = (
     Column("to_best", "to best", ".3f"),
     Column("mean_length", "mean length", ".2f"),
     Column("explored", "exploring", ".1%"),
+    Column("rested", "resting", ".1%"),
     Column("reached", "reached"),
 )
 
@@ -93,6 +94,7 @@ def rows(llm: LLM, batch: int, most: int, plain: float, left: Callable[[], float
                 "to_best": speed / fixed[best],
                 "mean_length": sum(k * count for k, count in lengths.items()) / max(1, sum(lengths.values())),
                 "explored": reasons["explore"] / max(1, sum(reasons.values())),
+                "rested": reasons["rest"] / max(1, sum(reasons.values())),
                 "lengths": lengths,
                 "reasons": reasons,
                 "reached": "yes" if good else "NO",

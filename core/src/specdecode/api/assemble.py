@@ -49,7 +49,7 @@ from ..verify import Rule
 from .adapters import adapters_in_use, room_for_adapters
 from .args import EngineArgs
 from .drafter import prepare_proposer, rule_of
-from .drafting_pace import make_pacer, most_tokens, widths_of
+from .drafting_pace import make_pacer, most_tokens, rests, widths_of
 from .images import ImageDoor
 from .memory import MemoryPlan, graph_reserve, plan_memory, stage
 from .overlapping import captures, make_steady, max_slots, may_capture, overlaps
@@ -164,9 +164,9 @@ def _load(
         proposer = _load_proposer(prepared, args, handle)
 
     layers, drafts = _kv_layers(target, model.kv_heads, needs)
-    widths = widths_of(prepared)
+    steps_a_bucket = len(widths_of(prepared)) + (prepared is not None and rests(prepared))
     memory = _plan_memory(
-        args, model, target, needs, layers, drafts, drafter.num_bytes, len(widths), group, adapters, images
+        args, model, target, needs, layers, drafts, drafter.num_bytes, steps_a_bucket, group, adapters, images
     )
     info = attrs.evolve(target.info, max_model_len=memory.max_model_len)
     pool = BlockPool(memory.num_blocks, args.block_size)
@@ -220,7 +220,7 @@ def _plan_memory(
     layers: list[LayerShape],
     drafts: list[list[LayerShape]],
     draft_bytes: int,
-    num_widths: int,
+    steps_a_bucket: int,
     group: Group,
     adapters: LoRAManager | None,
     images: EncodedImages | None,
@@ -238,7 +238,7 @@ def _plan_memory(
             max_len=target.info.max_model_len,
         )
     captured = may_capture(args, target.device)  # what cannot be is not known yet
-    num_graphs = len(row_buckets(args.max_num_seqs)) * num_widths if captured else 0
+    num_graphs = len(row_buckets(args.max_num_seqs)) * steps_a_bucket if captured else 0
     num_graphs *= 2 if adapters else 1  # with adapters and without
     return plan_memory(
         args,

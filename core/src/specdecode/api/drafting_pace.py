@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..contract import ConfigError, Shape
 from ..engine.metrics import EngineMetrics
 from ..engine.pacing import REASONS, Pacer, draft_widths
+from ..engine.seating import may_rest
 from ..plugins import Prepared
 
 #: Most tokens of a step that verifies several drafts a row, where there is a choice: more never paid.
@@ -36,6 +37,11 @@ def widths_of(prepared: Prepared | None) -> tuple[int, ...]:
         return draft_widths(width)
     scheduled = (k for _, _, k in policy.num_speculative_tokens_per_batch_size or ())
     return tuple(sorted({0, width, *(min(k, width) for k in scheduled)}))
+
+
+def rests(prepared: Prepared) -> bool:
+    """Whether there are plain steps that leave the method out."""
+    return prepared.policy.adaptive and may_rest(prepared.needs)
 
 
 def most_tokens(prepared: Prepared | None) -> int | None:

@@ -30,6 +30,8 @@ class DraftPolicy:
 
     def budget(self, request: Request, num_running: int) -> int:
         """Most drafts ``request`` may be given in this step."""
+        if request.rests:
+            return 0
         limit = self.limit(request, num_running)
         return limit if self.pacer is None else min(limit, self.pacer.length(request))
 

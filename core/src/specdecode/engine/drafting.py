@@ -104,7 +104,8 @@ class Drafting:
             return
         rows = _decoding(requests)
         if rows:
-            pacer.each(rows, [min(self.policy.limit(row, num_running), row.room) for row in rows])
+            most = [0 if row.rests else min(self.policy.limit(row, num_running), row.room) for row in rows]
+            pacer.each(rows, most)
 
     # -- a step ---------------------------------------------------------------------------------
     @torch.inference_mode()
@@ -113,7 +114,8 @@ class Drafting:
     ) -> None:
         """Feed this step's committed tokens and set the drafts of the next one.
 
-        Rows in the background are left out, and rows that have nothing to feed: those whose draw failed.
+        Rows in the background are left out, those for which the proposer rests, and rows that have nothing to
+        feed: those whose draw failed.
 
         Args:
             accepted: for each row of ``plan`` its accepted draft nodes, in path order.
@@ -125,7 +127,7 @@ class Drafting:
                 for place, (row, offset, nodes) in enumerate(
                     zip(plan.rows, output.batch.offsets, accepted, strict=True)
                 )
-                if not row.request.background
+                if not (row.request.background or row.request.rests)
             }
             fed = {place: row for place, row in fed.items() if row.start < row.end}
             if not fed:
@@ -299,6 +301,13 @@ class Drafting:
                 if row.start <= length:
                     own[spec] = max(length, row.end)
 
+    def wake(self, requests: Iterable[Request]) -> None:
+        """Feed ``requests`` again: what they are behind is made up for in the plain order."""
+        woken = [request for request in requests if request.rests and request.status is Status.RUNNING]
+        for request in woken:
+            request.wake()
+        self.heal(woken)
+
     def heal(self, requests: Iterable[Request]) -> None:
         """After a failed feed with taps, have the target compute those positions again.
 
@@ -307,7 +316,7 @@ class Drafting:
         if not (self.needs.kv and self.needs.taps):
             return
         for request in requests:
-            if request.background or request.status is not Status.RUNNING:
+            if request.background or request.rests or request.status is not Status.RUNNING:
                 continue
             if min(request.own) < request.computed + 1:
                 request.target_floor = max(request.target_floor, request.computed)

@@ -15,11 +15,12 @@ from ..kv import PoolExhausted
 from ..runner.steady import SteadyOutput, SteadyStep
 from .loop import EngineCore, timed
 from .output import DrawnTokens, RequestOutputState
-from .pacing import MeasuredCurve, Pacer
+from .pacing import Gaps, MeasuredCurve, Pacer
 from .plan import StepPlan
 from .request import NO_DRAFTS, Request, Status
 from .seating import (
     ADMISSION,
+    CATCH_UP,
     ENDING,
     FAILED,
     LOST,
@@ -29,6 +30,8 @@ from .seating import (
     SEATS,
     UNDRAWABLE,
     WEIGHING,
+    may_rest,
+    why_looked_at,
     why_not_seated,
     why_not_static,
 )
@@ -48,9 +51,11 @@ class InFlight:
     span: Span  #: of all that was computed for it
     launched: float  #: ``time.perf_counter`` seconds; without a CUDA device it was done then
     fed: bool  #: the draft layers have the entries of what it committed
+    rests: bool  #: the proposer was left out, for no draft pays
     size: int  #: rows computed
     width: int  #: drafts that a row might have
     offered: int  #: of them those that the proposer was let make before
+    budgets: list[int]  #: by seat, how many of them were that row's
     follows: bool  #: nothing else was computed between the step before and this one
     nodes: torch.Tensor | None  #: ``[B, T]`` int64 like ``report``: where each token was drawn, in trees
 
@@ -90,6 +95,8 @@ class OverlappedEngineCore(EngineCore):
             self.why_never = WEIGHING
         self._on_host = needs is not None and needs.place is Place.HOST
         self._names_requests = needs is not None and not self._on_host and not needs.graphs
+        self._may_rest = self._pacer is not None and needs is not None and may_rest(needs)
+        self.scheduler.rests = self._rests_for
 
     def step(self) -> list[RequestOutputState]:
         if self._may_all_have_ended():
@@ -109,11 +116,13 @@ class OverlappedEngineCore(EngineCore):
         """Record the steps' graphs, and time them for who chooses among them."""
         needs = self.drafting.needs if self.drafting else None
         captured = needs is not None and needs.place is Place.DEVICE and needs.graphs
-        self.steady.capture(self._draft if captured else None)
+        self.steady.capture(self._draft if captured else None, rests=self._may_rest)
         if self.steady.captured:
             logger.info(self.steady.graphs.report())
         if self._pacer is not None and self.steady.captured and self.why_never is None:
-            self._pacer.whole.replace(MeasuredCurve(self._agree(self.steady.measure())), drafting=captured)
+            fed, resting = self._agree((self.steady.measure(), self.steady.measure_resting()))
+            self._pacer.whole.replace(MeasuredCurve(fed), drafting=captured)
+            self._pacer.know_rest({rows: seconds / fed[rows, 1] for rows, seconds in resting.items()})
         else:
             super().prepare()
 
@@ -200,6 +209,13 @@ class OverlappedEngineCore(EngineCore):
         if not any(self._alive(request) for request in self._seated):
             self._read(keep=0)
             return
+        for row, request in enumerate(self._seated):
+            if request is not None and not self._alive(request):
+                self._seated[row] = None
+        waking = self._pace_seats()
+        if waking:
+            self._in_plain_order(CATCH_UP, waking)
+            return
         if not self._launch():
             self._in_plain_order(MEMORY)
             return
@@ -210,9 +226,9 @@ class OverlappedEngineCore(EngineCore):
         self._alone = False
         super()._run(plan)
 
-    def _in_plain_order(self, why: str) -> None:
-        """A step of everybody, after all that is under way was read."""
-        self._settle()
+    def _in_plain_order(self, why: str, waking: Sequence[Request] = ()) -> None:
+        """A step of everybody, after all that is under way was read; ``waking`` catch up in it."""
+        self._settle(waking)
         self.metrics.host_waits[why].inc()
         self._run(self.scheduler.schedule())
 
@@ -246,15 +262,30 @@ class OverlappedEngineCore(EngineCore):
             for request in self._seated
         ]
 
-    def _pace_seats(self) -> None:
-        """Choose the width of the next step."""
+    @property
+    def _rests(self) -> bool:
+        """Whether the next step leaves the proposer out."""
+        return self._may_rest and self._drafts and self._pacer is not None and not self._pacer.feeds
+
+    def _rests_for(self, request: Request) -> bool:
+        """Whether the proposer rests for ``request``, if it runs in a seat."""
+        resting = self._may_rest and self._drafts and self._pacer is not None and self._pacer.resting
+        return resting and self.why_never is None and why_looked_at(request) is None
+
+    def _pace_seats(self) -> Sequence[Request]:
+        """Choose the width of the next step, and who is to catch up before it."""
         if self._pacer is None or self.drafting is None or not self._drafts:
-            return
+            return ()
         limit, num_running = self.drafting.policy.limit, self.scheduler.num_running
         sitting = [request for request in self._seated if request is not None]
         limits = [0 if request.undrafted else limit(request, num_running) for request in sitting]
         steady, rows = self.steady, len(self._seated)
-        self._pacer.alike(sitting, limits, steady.widths(rows), size=steady.bucket(rows))
+        gaps = None
+        if self._may_rest:
+            gaps = Gaps([r.behind for r in sitting], [r.limit - len(r.token_ids) for r in sitting])
+        self._pacer.alike(sitting, limits, steady.widths(rows), size=steady.bucket(rows), gaps=gaps)
+        waking = set(self._pacer.waking)
+        return [request for request in sitting if request in waking]
 
     def _fitting(self, budgets: Sequence[int]) -> int:
         """The narrowest step that has room for what the rows may bring."""
@@ -270,11 +301,7 @@ class OverlappedEngineCore(EngineCore):
     # -- a step -------------------------------------------------------------------------------------
     def _launch(self) -> bool:
         """Enqueue a step; False if the pool has no slots for what it may commit."""
-        seats = self.steady.seats
-        for row, request in enumerate(self._seated):
-            if request is not None and not self._alive(request):
-                self._seated[row] = None
-        self._pace_seats()
+        seats, rests = self.steady.seats, self._rests
         live, budgets = self._seated, self._budgets_now()
         tokens = 1 + self._fitting(budgets)
         if not self._reserve(tokens):
@@ -285,15 +312,21 @@ class OverlappedEngineCore(EngineCore):
             seats.set_budgets(budgets, [request is not None for request in live])
         seats.set_blocks([None if request is None else request.table.blocks for request in live])
         drafting = self._drafts and not self._on_host
-        self._fed = drafting or self.steady.captured
+        self._fed = not rests and (drafting or self.steady.captured)
         span = Span(self.runner.device)
         try:
-            output = self.steady.run(len(live), tokens, self._draft if drafting else None)
+            if rests:
+                output = self.steady.rest(len(live))
+            else:
+                output = self.steady.run(len(live), tokens, self._draft if drafting else None)
         except BaseException:
             self._trouble = LOST  # nobody knows how far the device came: the host's knowledge counts
             raise
         width = max(budgets) if self._on_host else tokens - 1
-        self._in_flight.append(self._send_home(output, len(live), width, span))
+        self._in_flight.append(self._send_home(output, len(live), width, span, rests))
+        for request in live:
+            if rests and request is not None and request.own:
+                request.rests = True
         self._width, self._alone = width, True
         self.metrics.steps.inc()
         return True
@@ -313,7 +346,7 @@ class OverlappedEngineCore(EngineCore):
             return False
         return True
 
-    def _send_home(self, output: SteadyOutput, rows: int, width: int, span: Span) -> InFlight:
+    def _send_home(self, output: SteadyOutput, rows: int, width: int, span: Span, rests: bool) -> InFlight:
         wanted = [output.results.report[:rows]]
         if self._pacer is not None and self.steady.seats.shape.tree:
             wanted.append(output.results.path[:rows])
@@ -331,9 +364,11 @@ class OverlappedEngineCore(EngineCore):
             span=span,
             launched=time.perf_counter(),
             fed=self._fed,
+            rests=rests,
             size=output.rows,
             width=width,
             offered=min(width, self._width),
+            budgets=self._budgets,
             follows=self._alone,
             nodes=copies[1] if len(copies) > 1 else None,
         )
@@ -373,7 +408,10 @@ class OverlappedEngineCore(EngineCore):
         seconds = flight.launched - before.launched
         if flight.span.done is not None and before.span.done is not None:
             seconds = before.span.done.elapsed_time(flight.span.done) / 1e3
-        self._pacer.whole.observe(flight.size, 1 + flight.width, self._agree(seconds))
+        if flight.rests:
+            self._pacer.rested(flight.size, self._agree(seconds))
+        else:
+            self._pacer.whole.observe(flight.size, 1 + flight.width, self._agree(seconds))
 
     def _commit(
         self, request: Request | None, flight: InFlight, place: int, row: Sequence[int]
@@ -386,17 +424,18 @@ class OverlappedEngineCore(EngineCore):
             request.undrafted = request.undrafted or drafted > 0
             self._trouble = UNDRAWABLE
             return None
-        tokens = row[3 : 3 + count]
+        tokens, before = row[3 : 3 + count], len(request.token_ids)
         request.commit(tokens)
         request.computed = len(request.token_ids) - 1
-        if flight.fed:
-            request.own = [len(request.token_ids)] * len(request.own)
+        if flight.fed:  # what was fed behind a gap is no true entry
+            request.own = [len(request.token_ids) if own == before else own for own in request.own]
         request.drafts = NO_DRAFTS
         nodes: Sequence[int] = range(accepted)
         if flight.nodes is not None:
             nodes = [column - 1 for column in flight.nodes[place].tolist() if column][:accepted]
         drawn = DrawnTokens(tokens, min(accepted, count))
-        return RowOutcome(request, drawn, drafted=drafted, nodes=nodes, offered=flight.offered)
+        offered = min(flight.offered, flight.budgets[place])
+        return RowOutcome(request, drawn, drafted=drafted, nodes=nodes, offered=offered)
 
     # -- drafting -------------------------------------------------------------------------------------
     def _draft(self, output: SteadyOutput) -> None:
@@ -428,10 +467,12 @@ class OverlappedEngineCore(EngineCore):
             self.steady.seats.put_drafts(self._seated)
 
     # -- back to the plain order ------------------------------------------------------------------------
-    def _settle(self) -> None:
+    def _settle(self, waking: Sequence[Request] = ()) -> None:
         """Read all that is under way and let everybody stand up, with the drafts they have."""
         self._read(keep=0)
         self._finish_ended()
+        if waking and self.drafting is not None:
+            self.drafting.wake(waking)
         here = {row: r for row, r in enumerate(self._seated) if r is not None and self._alive(r)}
         if here and self.drafting and not self._on_host and self._trouble != LOST:
             self._count_faults()

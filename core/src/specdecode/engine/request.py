@@ -121,6 +121,9 @@ class Request:
     target_floor: int = 0  #: target KV below this slot is kept as it is
     draft_floor: int = 0  #: draft entries below this slot are kept as they are
     own: list[int] = attrs.field(factory=list)  #: for each KVSpec, entries 0..own-1 are true
+    rests: bool = (
+        False  #: the proposer was left out of its steps: it is not fed, nor drafted for, before it wakes
+    )
     delivered: int = attrs.Factory(
         lambda self: len(self.prompt_ids), takes_self=True
     )  #: tokens the host has seen
@@ -175,6 +178,16 @@ class Request:
         """Entries the draft layers are behind what a feed of this step's tokens would continue."""
         return max(0, self.computed - min(self.own)) if self.own else 0
 
+    @property
+    def behind(self) -> int:
+        """Tokens to be computed again before it may be drafted for, where the proposer rested."""
+        return max(1, len(self.token_ids) - min(self.own)) if self.rests else 0
+
+    def wake(self) -> None:
+        """It is fed again, from where its entries end."""
+        self.rests = False
+        self.adopt_entries()
+
     def adopt_entries(self) -> None:
         """Count as own the draft entries that another request wrote into blocks both of them hold."""
         if self.draft_lag:
@@ -207,4 +220,5 @@ class Request:
         self.table.release()
         self.computed = self.target_floor = self.draft_floor = 0
         self.own = [0] * len(self.own)
+        self.rests = False
         self.drafts = NO_DRAFTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import count
 from typing import Protocol
 
@@ -57,6 +57,8 @@ class Scheduler:
         self.lost: list[tuple[Request, str]] = []  #: that cannot run, and why: whoever schedules ends them
         self.num_preemptions = 0
         self.adapters = adapters
+        #: Whether the proposer rests for a request that is admitted: then it may be without true entries.
+        self.rests: Callable[[Request], bool] = lambda request: False
         self._lifecycle = lifecycle
         self._num_kv_specs = num_kv_specs
         self._arrivals = count()
@@ -134,9 +136,13 @@ class Scheduler:
         if new == request.todo and not request.undrafted:
             drafts = request.drafts.first(budget - new)
         lag = 0
-        if self.config.draft_layers and not (self.config.tapped or request.background):
-            request.adopt_entries()
-            lag = request.draft_lag
+        if self.config.draft_layers and not (request.background or request.rests):
+            if not self.config.tapped:
+                request.adopt_entries()
+                lag = request.draft_lag
+            elif request.computed < request.target_floor:
+                # It is computed again for its entries: those that others wrote and published stay.
+                request.draft_floor = max(request.draft_floor, request.table.drafted_slots)
         catch_up = min(lag, budget - new - len(drafts))
         return RowPlan(request, request.computed, new, drafts, catch_up)
 
@@ -255,14 +261,18 @@ class Scheduler:
 
         At least the last token is computed again, for its logits; with taps also the one before the
         end of the hit, whose hidden state the next entry is made from. Neither is written again.
-        Log-probabilities of a prompt want all of it computed.
+        Log-probabilities of a prompt want all of it computed. Where the proposer rests, a request takes
+        blocks without its entries as well, and rests with them.
         """
         if not self.config.prefix_caching or request.scores_prompt or request.background:
             return
         tapped = self.config.draft_layers and self.config.tapped
-        hit = request.table.take_prefix(request.token_ids, drafted_only=tapped)
+        rests = tapped and self.rests(request)
+        hit = request.table.take_prefix(request.token_ids, drafted_only=tapped and not rests)
         if not hit.tokens:
             return
+        if rests and hit.drafted < hit.tokens:
+            request.rests, tapped = True, False
         request.computed = min(hit.tokens - 1 if tapped else hit.tokens, len(request.token_ids) - 1)
         request.target_floor = hit.tokens
         request.draft_floor = hit.drafted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..contract import Needs, Place
+from ..contract import Memory, Needs, Place
 from .request import Request
 
 # Why the device waits for the host, as counted in ``specdecode:host_waits``.
@@ -46,7 +46,6 @@ REASONS = (
 
 def why_not_seated(request: Request, needs: Needs | None) -> str | None:
     """What keeps the host in the loop for ``request``; None: nothing does."""
-    params = request.params
     if request.background:
         return BACKGROUND
     if request.at_limit or request.failed:
@@ -55,6 +54,16 @@ def why_not_seated(request: Request, needs: Needs | None) -> str | None:
         return PREFILL
     if request.images and not request.prompt_computed:  # its last token may stand for a part of one
         return PREFILL
+    if (why := why_looked_at(request)) is not None:
+        return why
+    if needs is not None and not request.rests and any(own != len(request.token_ids) for own in request.own):
+        return CATCH_UP
+    return None
+
+
+def why_looked_at(request: Request) -> str | None:
+    """What of ``request`` the host must look at between any two of its steps."""
+    params = request.params
     if request.processors is not None:
         return PROCESSORS
     if request.grammar is not None:
@@ -65,8 +74,6 @@ def why_not_seated(request: Request, needs: Needs | None) -> str | None:
         return SAMPLING
     if params.allowed_token_ids is not None or request.num_output < params.min_tokens:
         return SAMPLING
-    if needs is not None and any(own != len(request.token_ids) for own in request.own):
-        return CATCH_UP
     return None
 
 
@@ -75,3 +82,12 @@ def why_not_static(needs: Needs | None) -> str | None:
     if needs is None or needs.place is Place.DEVICE:
         return None
     return STATEFUL if needs.kv or needs.taps else None
+
+
+def may_rest(needs: Needs) -> bool:
+    """Whether a proposer can be left out of steps over the seats, and feeding it in vain costs something.
+
+    One that keeps text from request to request must see all of it.
+    """
+    costs = bool(needs.kv or needs.taps)
+    return costs and needs.place is Place.DEVICE and needs.memory is Memory.REQUEST

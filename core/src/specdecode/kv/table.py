@@ -31,6 +31,7 @@ class BlockTable:
         self._keys = BlockKeys(namespace, pool.block_size, marks)
         self._shared = 0  # leading blocks taken from the prefix cache
         self._settled = 0  # leading blocks that publish need not look at again
+        self._offered = 0  # leading blocks that it need not before their draft layers are written
 
     @property
     def capacity(self) -> int:
@@ -87,15 +88,18 @@ class BlockTable:
         ``drafted``: how many entries of the draft layers are true; None if there are no such layers.
         """
         size = self._pool.block_size
-        for index in range(self._settled, computed // size):
+        more = drafted is not None and drafted >= (self._settled + 1) * size
+        first = self._settled if more else max(self._settled, self._offered)
+        for index in range(first, computed // size):
             written = drafted is not None and drafted >= (index + 1) * size
             self._pool.publish(self.blocks[index], self._keys.key(index, token_ids), drafted=written)
             if self._settled == index and (written or drafted is None):
                 self._settled += 1
+        self._offered = max(self._offered, computed // size)
 
     def release(self) -> None:
         """Give all blocks back, the last first, so that a prefix outlives its continuation."""
         for block in reversed(self.blocks):
             self._pool.release(block)
         self.blocks = []
-        self._shared = self._settled = 0
+        self._shared = self._settled = self._offered = 0

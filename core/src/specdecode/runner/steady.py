@@ -77,16 +77,20 @@ class SteadyStep:
             Bucket, Callable[[], SteadyOutput]
         ] = {}  # the same with adapters, if there is room
         self._draft_captured = False
+        self._resting: dict[tuple[int, bool], Callable[[], SteadyOutput]] = {}  # by rows, and with adapters
 
     @property
     def captured(self) -> bool:
         """Whether steps are replayed, with their drafting if it could be captured."""
         return bool(self._captured)
 
-    def capture(self, draft: Draft | None) -> None:
+    def capture(self, draft: Draft | None, *, rests: bool = False) -> None:
         """Record a graph of each bucket; all seats must be empty. ``draft`` becomes part of them.
 
         A model that has to be tried may fail in a bucket; then there are none.
+
+        Args:
+            rests: record plain steps without ``draft`` as well.
         """
         if not self.graphs.enabled:
             return
@@ -94,12 +98,12 @@ class SteadyStep:
         tried = model.capturable is Capturable.TRIED
         with self.graphs.attempt(model.code) if tried else nullcontext():
             try:
-                self._record(draft)
+                self._record(draft, rests and draft is not None)
             except BaseException:
                 self.forget()  # before memory is given back, which the graphs' results would hold
                 raise
 
-    def _record(self, draft: Draft | None) -> None:
+    def _record(self, draft: Draft | None, rests: bool) -> None:
         self._draft_captured = draft is not None
         for tokens in self._sizes:
             for rows in reversed(self._buckets):  # the largest first: the others find its memory
@@ -113,11 +117,16 @@ class SteadyStep:
                 if self._runner.model.adapters is not None:
                     self._adapted[bucket] = self.graphs.capture(partial(step, True), (bucket, "adapted"))
                 self._captured[bucket] = self.graphs.capture(step, bucket)
+        for rows in reversed(self._buckets if rests else ()):
+            for adapted in {False, self._runner.model.adapters is not None}:
+                plain = partial(self._step, rows, 1, self._no_drafts, adapted)
+                self._resting[rows, adapted] = self.graphs.capture(plain, (rows, adapted, "resting"))
 
     def forget(self) -> None:
         """Give the graphs' memory back, and what communicates in them; no step comes any more."""
         self._captured.clear()
         self._adapted.clear()
+        self._resting.clear()
         self._draft_captured = False
         self.graphs.clear()
 
@@ -136,19 +145,31 @@ class SteadyStep:
     @torch.inference_mode()
     def measure(self) -> dict[tuple[int, int], float]:
         """``(rows, tokens of a row) -> seconds`` of the captured steps; all seats must be empty."""
-        found: dict[tuple[int, int], float] = {}
-        for bucket, replay in self._captured.items():
-            marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(1 + _TIMED)]
-            for start, end in marks:  # the first lets the host run ahead
-                self.seats.rehearse(bucket.steps - 1, self._runner.num_blocks)
-                start.record()
-                replay()
-                end.record()
-            torch.cuda.synchronize(self.seats.device)
-            milliseconds = sum(start.elapsed_time(end) for start, end in marks[1:])
-            found[bucket.rows, bucket.steps] = milliseconds / _TIMED / 1e3
+        found = {
+            (own.rows, own.steps): self._time(replay, own.steps) for own, replay in self._captured.items()
+        }
         self.seats.clear()
         return found
+
+    @torch.inference_mode()
+    def measure_resting(self) -> dict[int, float]:
+        """``rows -> seconds`` of the captured plain steps without drafting; all seats must be empty."""
+        found = {
+            rows: self._time(replay, 1) for (rows, adapted), replay in self._resting.items() if not adapted
+        }
+        self.seats.clear()
+        return found
+
+    def _time(self, replay: Callable[[], SteadyOutput], tokens: int) -> float:
+        """Seconds of a captured step of ``tokens`` tokens a row."""
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(1 + _TIMED)]
+        for start, end in marks:  # the first lets the host run ahead
+            self.seats.rehearse(tokens - 1, self._runner.num_blocks)
+            start.record()
+            replay()
+            end.record()
+        torch.cuda.synchronize(self.seats.device)
+        return sum(start.elapsed_time(end) for start, end in marks[1:]) / _TIMED / 1e3
 
     def run(self, rows: int, tokens: int, draft: Draft | None) -> SteadyOutput:
         """Enqueue one step over the first ``rows`` seats; if none has an adapter, one without any.
@@ -165,6 +186,18 @@ class SteadyStep:
         if draft is not None and not self._draft_captured:
             draft(output)
         return output
+
+    def rest(self, rows: int) -> SteadyOutput:
+        """Enqueue one plain step over the first ``rows`` seats that leaves the proposer out."""
+        adapted = self.seats.adapted
+        if not self._captured:
+            return self._step(rows, 1, self._no_drafts, adapted)
+        if self._resting:
+            return self._resting[bucket_for(rows, self._buckets), adapted]()
+        return self.run(rows, 1, self._no_drafts)  # no graph has the proposer in it
+
+    def _no_drafts(self, output: SteadyOutput) -> None:
+        self.seats.drafts.lens.zero_()
 
     def _step(self, rows: int, tokens: int, draft: Draft | None, adapted: bool = False) -> SteadyOutput:
         output = self._target(rows, tokens, adapted)

@@ -15,6 +15,8 @@ ALL_DECAY = 0.98
 ROW_PRIOR = 4.0
 #: So many trials of all rows weigh as much as the place before.
 ALL_PRIOR = 4.0
+#: What fades of the trials of all rows in a step without any, as a share; so many are left at least.
+FADING, FADED = 0.01, 64.0
 #: Acceptance of which nothing is known.
 UNKNOWN = 0.7
 
@@ -56,6 +58,11 @@ class _Counts:
         for place, (tries, hits) in enumerate(self.all.T):
             rates[place] = before = (hits + ALL_PRIOR * before) / (tries + ALL_PRIOR)
         return rates
+
+    def fade(self) -> None:
+        """A step went by without trials: texts change."""
+        left = np.maximum(self.all[0] * (1 - FADING), np.minimum(self.all[0], FADED))
+        self.all *= left / np.maximum(self.all[0], 1e-9)
 
     def grow(self) -> None:
         self.rows = np.concatenate((self.rows, np.zeros_like(self.rows)), axis=1)
@@ -99,6 +106,11 @@ class Acceptance:
         self._made.add(slots, offered, made)
         tries = made * (places <= hits.sum(1, keepdims=True)) if self.chain else made
         self._accepted.add(slots, tries, hits)
+
+    def fade(self) -> None:
+        """Nothing is drafted in a step: what is known of all rows counts less beside what is learned next."""
+        self._accepted.fade()
+        self._made.fade()
 
     def forget(self, row: Hashable) -> None:
         """The row is over; its part in what is known of all stays."""
