@@ -41,6 +41,7 @@ def erratic(rig, seed=0, widths=None):
 
     def alike(rows, limits, possible, *, size=None, gaps=None):
         width = rng.choice(widths or possible)
+        pacer.feeds, pacer.waking = True, ()
         chosen.append(width)
         return pacer._alike(rows, limits, width, "gain")
 

@@ -3,10 +3,12 @@ and whoever is woken when, tokens stay the same, and drafts are those of a propo
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
 import torch
+from specdecode.contract import Bucket
 from specdecode.engine.pacing import MeasuredCurve
 from specdecode.testing.invariants import EngineWatch, check_core
 
@@ -303,6 +305,28 @@ def test_new_weights_amid_rest(lab):
         finished |= rig.drain()
         for index, ask in enumerate(asks):
             rig.compare(ask, finished[str(index)])
+
+
+@pytest.mark.parametrize("method", ["self-draft", "eagle-grown-tree", "eagle3"])
+def test_steps_in_buckets_that_have_the_proposer_in_them_or_not(lab, method):
+    """As captured graphs would: drafting is part of all but the resting ones; five rows run in eight."""
+    asks = seatable(lab, 10, max_tokens=24)[:5]
+    with lab.rig(method, asks, "late", policy=ADAPTIVE, recorded=False) as rig:
+        core, steps = rig.core, rig.core.steady
+        steps._captured = {
+            Bucket(rows, tokens): functools.partial(steps._step, rows, tokens, core._draft)
+            for rows in steps._buckets
+            for tokens in steps._sizes
+        }
+        steps._resting = {
+            (rows, False): functools.partial(steps._step, rows, 1, steps._no_drafts)
+            for rows in steps._buckets
+        }
+        steps._draft_captured = True
+        counts = restless(rig, 1)
+        for _ in range(3):
+            rig.generate(asks)
+        assert counts["rest"] and counts["fed"] and counts["wake"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
