@@ -85,6 +85,7 @@ def test_a_killed_worker_ends_every_request_with_one_error(target):
 SCRIPT = """
 import os, signal, sys, threading, time
 from specdecode import LLM, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", device="cpu", skip_tokenizer_init=True,
           num_gpu_blocks_override=400, max_model_len=500)
 print(*llm.llm_engine.worker_pids, flush=True)
