@@ -9,11 +9,12 @@ Everything runs in one process, on the same prompts, ways in turn. llama.cpp is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,20 +85,24 @@ class Ways:
     """Ways to decode the same prompts, timed in turn."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Callable[[list[list[int]]], int]] = {}
+        self.by_name: dict[Hashable, Callable[[list[list[int]]], int]] = {}
+        self.rounds: dict[Hashable, list[float]] = {}  #: tokens per second of each
 
-    def rates(self, groups: list[list[list[int]]], rounds: int = 2) -> dict[str, float]:
-        """Tokens per second, prompts included. A group is one call."""
-        seconds, tokens = dict.fromkeys(self.by_name, 0.0), dict.fromkeys(self.by_name, 0)
+    def rates(self, groups: list[list[list[int]]], rounds: int = 2) -> dict[Hashable, float]:
+        """Tokens per second, prompts included, the median of the rounds. A group is one call."""
+        self.rounds = {name: [] for name in self.by_name}
         for way in self.by_name.values():
             way(groups[0])
         for _ in range(rounds):
+            seconds, tokens = dict.fromkeys(self.by_name, 0.0), dict.fromkeys(self.by_name, 0)
             for group in groups:
                 for name, way in self.by_name.items():
                     start = time.perf_counter()
                     tokens[name] += way(group)
                     seconds[name] += time.perf_counter() - start
-        return {name: tokens[name] / seconds[name] for name in self.by_name}
+            for name, own in self.rounds.items():
+                own.append(tokens[name] / seconds[name])
+        return {name: statistics.median(own) for name, own in self.rounds.items()}
 
 
 def ours(llm: LLM, tokens: int) -> Callable[[list[list[int]]], int]:
@@ -161,43 +166,75 @@ def beside_transformers(model: str, dtype: str, tokens: int) -> Table:
     return table
 
 
-def code_edit(model: str, dtype: str, tokens: int, llama_python: str | None) -> Table:
-    """The code-edit prompts alone, plain and with ngram; llama.cpp plain on its own file."""
-    table = Table("engine", "way", "tokens/s", title="code edit, batch 1, prompts included")
-    common = {"max_model_len": 2048, "device": "cpu", "enable_prefix_caching": False, **options(dtype)}
-    with LLM(model, **common) as plain, LLM(model, speculative_config=NGRAM, **common) as ngram:
-        prompts = prompts_by_task(plain, each=4)["edit-code"]
-        ways = Ways()
-        ways.by_name = {"plain": ours(plain, tokens), "ngram": ours(ngram, tokens)}
-        for name, rate in ways.rates([[ids] for ids in prompts]).items():
-            table.add_row(f"specdec {dtype}", name, f"{rate:.1f}")
-    if llama_python:
-        script = f"""
-import json, sys, time, llama_cpp
-prompts = json.load(sys.stdin)
-llm = llama_cpp.Llama({model!r}, n_ctx=2048, n_threads={torch.get_num_threads()}, verbose=False)
-def run(ids):
-    llm.reset()
-    made = []
-    for token in llm.generate(ids, temp=0.0):
-        made.append(token)
-        if len(made) == {tokens}:
-            return
-run(prompts[0])
-start = time.perf_counter()
-for _ in range(2):
-    for ids in prompts:
-        run(ids)
-print(json.dumps({tokens} * 2 * len(prompts) / (time.perf_counter() - start)))
+#: Answers each line, a list of prompts, by how many tokens it made.
+LLAMA_CPP = """
+import json, sys
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+model, threads, tokens, drafts = sys.argv[1], *map(int, sys.argv[2:])
+lookup = LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None
+llm = llama_cpp.Llama(
+    model, n_ctx=2048, n_threads=threads, n_threads_batch=threads, draft_model=lookup,
+    logits_all=bool(drafts), verbose=False,
+)
+for line in sys.stdin:
+    made = 0
+    for prompt in json.loads(line):
+        llm.reset()
+        for number, _ in enumerate(llm.generate(prompt, temp=0.0), 1):
+            made += 1
+            if number == tokens:
+                break
+    print(made, flush=True)
 """
-        done = subprocess.run(
-            [llama_python, "-c", script],
-            input=json.dumps(prompts),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        table.add_row(f"llama.cpp {model.rsplit('/', 1)[-1]}", "plain", f"{json.loads(done.stdout):.1f}")
+
+
+@contextlib.contextmanager
+def llama_cpp(python: str, model: str, tokens: int, drafts: int) -> Iterator[Callable[[Any], int]]:
+    """llama.cpp on ``model``'s own weights in a process that waits between its turns; greedy."""
+    command = [python, "-c", LLAMA_CPP, model, *map(str, (torch.get_num_threads(), tokens, drafts))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def way(group: list[list[int]]) -> int:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(group) + "\n")
+            process.stdin.flush()
+            if not (made := process.stdout.readline()):
+                raise RuntimeError(f"llama.cpp ended with status {process.wait()}")
+            return int(made)
+
+        try:
+            yield way
+        finally:
+            process.kill()
+
+
+def code_edit(model: str, dtypes: Sequence[str], tokens: int, llama_python: str | None) -> Table:
+    """The code-edit prompts alone, all in turn, plain and with prompt lookup; llama.cpp on its own file."""
+    table = Table("engine", "way", "tokens/s", "spread", title="code edit, batch 1, prompts included")
+    ways = Ways()
+    with contextlib.ExitStack() as stack:
+        for dtype in dtypes:
+            common = {
+                "max_model_len": 2048,
+                "device": "cpu",
+                "enable_prefix_caching": False,
+                **options(dtype),
+            }
+            for name, config in (("plain", None), ("ngram", NGRAM)):
+                llm = stack.enter_context(LLM(model, speculative_config=config, **common))
+                ways.by_name[f"specdec {dtype}", name] = ours(llm, tokens)
+        if llama_python:
+            drafts = NGRAM["num_speculative_tokens"]
+            for name, count in (("plain", 0), ("prompt lookup", drafts)):
+                way = stack.enter_context(llama_cpp(llama_python, model, tokens, count))
+                ways.by_name[f"llama.cpp {model.rsplit('/', 1)[-1]}", name] = way
+        prompts = prompts_by_task(llm, each=4)["edit-code"]
+        found = ways.rates([[ids] for ids in prompts], rounds=5)
+        for (engine, name), rate in found.items():
+            rounds = ways.rounds[engine, name]
+            spread = (max(rounds) - min(rounds)) / statistics.median(rounds)
+            table.add_row(engine, name, f"{rate:.1f}", f"{spread:.0%}")
     return table
 
 
@@ -227,10 +264,9 @@ def main() -> None:
     console.print(curve)
     console.print(f"read rate {rate:.1f} GB/s, {torch.get_num_threads()} threads")
     for dtype in dtypes:
-        if dtype != "int8":  # transformers has no twin of it
+        if "dtype" in options(dtype):  # transformers has no twin of the others
             console.print(beside_transformers(arguments.model, dtype, arguments.tokens))
-    for dtype in dtypes:
-        console.print(code_edit(arguments.model, dtype, arguments.tokens, arguments.llama_python))
+    console.print(code_edit(arguments.model, dtypes, arguments.tokens, arguments.llama_python))
 
 
 if __name__ == "__main__":

@@ -86,11 +86,17 @@ def head_config(name: str, folder: Path | None) -> dict[str, Any] | None:
 def measure(
     args: argparse.Namespace, configs: Sequence[Config]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Environment, and of each config a row for each task and one for all of them."""
+    """Environment, and of each config a row for each task and one for all; into ``--json`` as they come."""
     options = {"dtype": args.dtype, "device": args.device, "max_model_len": args.max_model_len}
     options["max_batch_size"] = args.batch_size
     settings = Settings(batch_sizes=(args.batch_size,), repeats=args.repeats)
     found: list[dict[str, Any]] = []
+
+    def keep() -> None:
+        if args.json is not None:
+            content = json.dumps({"environment": environment, "rows": found}, indent=1)
+            args.json.write_text(content + "\n", "utf-8")
+
     with engine(args.model, None, number=0, **options) as plain:
         target = plain.llm_engine.target
         tasks = read_dataset(args.dataset, "jsonl")
@@ -121,8 +127,10 @@ def measure(
             except SpecdecodeError as error:
                 print(f"{config.name}: {error}", file=sys.stderr)
                 found.append({"name": config.name, "temperature": config.temperature, "error": str(error)})
+                keep()
                 continue
             found += rows(config, comparisons)
+            keep()
             print(f"{config.name}, temperature {config.temperature:g}: {told(found[-1])}", file=sys.stderr)
     return environment, found
 
@@ -233,10 +241,6 @@ def main() -> None:
     if not configs:
         sys.exit("no config to measure: see --configs, --only and --heads")
     environment, found = measure(args, configs)
-    if args.json is not None:
-        args.json.write_text(
-            json.dumps({"environment": environment, "rows": found}, indent=1) + "\n", "utf-8"
-        )
     console = Console(width=None if sys.stdout.isatty() else 200)
     told = ("model", "dtype", "device_name", "num_prompts", "max_tokens", "batch_size")
     console.print(", ".join(f"{key} {environment[key]}" for key in told), highlight=False)

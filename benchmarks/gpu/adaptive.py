@@ -77,7 +77,8 @@ def rows(llm: LLM, batch: int, most: int, plain: float, left: Callable[[], float
                 fixed[f"k={length}"] = _tokens_per_s(llm, batch, most) / plain
         pacer.held = None
         pacer.forget_all()
-        before = _chosen(llm)
+        size, before = core.steady.bucket(batch), _chosen(llm)
+        expected_ms = {width: 1e3 * pacer.whole.seconds(size, 1 + width) for width in widths}
         speed = _tokens_per_s(llm, batch, most) / plain
         lengths, reasons = (
             {key: count - then[key] for key, count in now.items()}
@@ -96,6 +97,8 @@ def rows(llm: LLM, batch: int, most: int, plain: float, left: Callable[[], float
                 "explored": reasons["explore"] / max(1, sum(reasons.values())),
                 "rested": reasons["rest"] / max(1, sum(reasons.values())),
                 "lengths": lengths,
+                "expected_ms": expected_ms,
+                "learned_ms": {width: 1e3 * pacer.whole.seconds(size, 1 + width) for width in widths},
                 "reasons": reasons,
                 "reached": "yes" if good else "NO",
             }

@@ -3,10 +3,10 @@
     python benchmarks/gpu/serving.py --model PATH --spec '{"method": "ngram", "num_speculative_tokens": 5}' \
         --rates 1,4,16,64 --seconds 30 --out FOLDER
 
-Two servers run one after the other: one with the given ``speculative_config``, one with ``"adaptive": true``
-in it. On the second, requests without speculation and with it come in turn at every rate, the same prompts
-at the same times, so that adaptive drafting has a plain side of its own minute. Wants
-``specdec-core[serve,plot]``.
+Two servers run one after the other: one with ``"adaptive": true`` in the given ``speculative_config``, one
+without. On the first, requests without speculation and with it come in turn at every rate, the same prompts
+at the same times, so that adaptive drafting has a plain side of its own minute. The JSON file is written
+after each rate of a side. Wants ``specdec-core[serve,plot]``.
 Ends with status 1 if a request failed, or if adaptive drafting gave less than 0.97 times the tokens of
 its plain side.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -72,14 +73,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("serve", nargs="*", help="further options of specdecode serve, behind --")
     given = parser.parse_args()
-    found = [
-        *runs(given, given.spec, [Side(name="fixed")]),
-        *runs(given, {**given.spec, "adaptive": True}, [PLAIN, Side(name="adaptive")]),
-    ]
-    rows = sorted((row_of(run, Objectives()) for run in found), key=lambda row: row.rate or math.inf)
     given.out.mkdir(parents=True, exist_ok=True)
     environment = {"model": given.model, "speculative_config": given.spec, "seconds": given.seconds}
-    (given.out / "serving.json").write_text(json.dumps(as_json(environment, rows), indent=1) + "\n")
+    rows: list[Row] = []
+    for run in itertools.chain(
+        runs(given, {**given.spec, "adaptive": True}, [PLAIN, Side(name="adaptive")]),
+        runs(given, given.spec, [Side(name="fixed")]),
+    ):
+        rows.append(row := row_of(run, Objectives()))
+        rows.sort(key=lambda row: row.rate or math.inf)
+        (given.out / "serving.json").write_text(json.dumps(as_json(environment, rows), indent=1) + "\n")
+        print(f"{row.side} at {row.rate:g} a second: {row.output_tokens_per_s:.0f} tokens/s", flush=True)
     plot(rows, given.out / "serving.png", f"{Path(given.model).name}, {given.seconds:g} s each")
     Console(width=140).print(table_of(rows, "Load sweep; times are P50/P95/P99"))
     for message in (short := shortfalls(rows)):

@@ -83,7 +83,7 @@ def test_a_killed_worker_ends_every_request_with_one_error(target):
 
 
 SCRIPT = """
-import os, signal, sys, threading, time
+import os, signal, sys
 from specdecode import LLM, SamplingParams
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", device="cpu", skip_tokenizer_init=True,
@@ -91,14 +91,22 @@ llm = LLM(sys.argv[1], tensor_parallel_size=2, dtype="float32", device="cpu", sk
 print(*llm.llm_engine.worker_pids, flush=True)
 prompt = [{"prompt_token_ids": [5, 6, 7]}]
 long = SamplingParams(max_tokens=480, n=8, temperature=1.0, ignore_eos=True)
-threading.Timer(0.5, lambda: os.killpg(0, signal.SIGINT)).start()  # as a terminal does
+engine, step = llm.llm_engine, llm.llm_engine.step
+def at_the_fifth_step(act):
+    steps = iter(range(5))
+    def counted():
+        if next(steps, None) == 4:
+            act()
+        return step()
+    engine.step = counted
+at_the_fifth_step(lambda: os.killpg(0, signal.SIGINT))  # as a terminal does
 try:
     llm.generate(prompt, long, use_tqdm=False)
 except KeyboardInterrupt:
     (output,) = llm.generate(prompt, SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     print("went on", len(output.outputs[0].token_ids), flush=True)
 if sys.argv[2] == "killed":
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    at_the_fifth_step(lambda: os.kill(os.getpid(), signal.SIGKILL))
     llm.generate(prompt, long, use_tqdm=False)
 """
 

@@ -117,6 +117,21 @@ def test_a_hiccup_hardly_counts():
     assert costs.seconds(4, 4) < 1.1 and costs.seconds(4, 1) < 1.1
 
 
+def test_of_sizes_that_were_measured_before_a_first_timing_is_not_believed_alone():
+    costs = StepCosts()
+    costs.replace(MeasuredCurve({(4, 1): 1.0, (4, 2): 1.5}), drafting=True)
+    costs.observe(4, 2, 9.0)
+    assert costs.seconds(4, 2) == 1.5
+    costs.observe(4, 2, 1.7)  # the load's: longer texts
+    assert costs.seconds(4, 2) == pytest.approx(1.7) and costs.seconds(4, 1) == pytest.approx(1.2)
+    costs.observe(4, 1, 1.3)
+    costs.observe(4, 1, 8.0)
+    assert costs.seconds(4, 1) == pytest.approx(1.3) and costs.seconds(4, 2) == pytest.approx(1.7)
+    for _ in range(2):
+        costs.observe(8, 2, 4.0)  # twice is no hiccup
+    assert costs.seconds(8, 2) == pytest.approx(4.0)
+
+
 def test_another_curve_starts_anew():
     costs = StepCosts()
     costs.observe(4, 1, 7.0)

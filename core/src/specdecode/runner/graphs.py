@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 import torch
@@ -82,11 +82,11 @@ class Graphs:
         self.device = device
         self.enabled = enabled and device.type == "cuda"
         self.captured: dict[Hashable, Replay] = {}
-        self._pool = None
+        self._pool: Any = None  # its handle
         self._stream: torch.cuda.Stream | None = None
         if self.enabled:
-            self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
+            self._take_pool()
 
     @property
     def num_bytes(self) -> int:
@@ -171,6 +171,12 @@ class Graphs:
         for replay in self.captured.values():
             replay.graph.reset()
         self.captured.clear()
+        self._take_pool()
+
+    def _take_pool(self) -> None:
+        """A pool that nobody uses any more cannot be used again: take another."""
+        if self._stream is not None and not self.captured:
+            self._pool = torch.cuda.graph_pool_handle()
 
     def _warm_up(self, fn: Callable[[], object], stream: torch.cuda.Stream) -> None:
         current = torch.cuda.current_stream(self.device)
@@ -208,6 +214,7 @@ class Graphs:
                 torch._C._cuda_releasePool(index, self._pool)
             _renew_generator(index)
         graph.reset()
+        self._take_pool()
 
 
 @contextlib.contextmanager

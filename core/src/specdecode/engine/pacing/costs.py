@@ -38,6 +38,7 @@ class _Load:
     common: float = 0.0  #: whatever they verify: longer texts, a busy host
     own: dict[int, float] = attrs.Factory(dict)  #: tokens of a row -> what these cost beside
     timed: dict[int, int] = attrs.Factory(dict)  #: tokens of a row -> timings
+    first: dict[int, float] = attrs.Factory(dict)  #: tokens of a row -> the first timing, not believed yet
 
     def beside(self, size: int) -> float:
         """What a size costs beside: of one that was not timed, in proportion to its drafts."""
@@ -57,6 +58,10 @@ class StepCosts:
     A surprise at a size that is new is that size's own: drafting on the host, say. At one that is known it is
     the load's, for longer texts and a slower clock make all steps of that load slower. So sizes that were not
     run lately stay comparable with those that were.
+
+    Where all sizes were measured before, drafting included, the first timing of a size is believed with the
+    second, and of both the lesser: what a size costs when it comes up anew may hold a pause of the host, and
+    a size that seems dear is not soon tried again.
     """
 
     def __init__(self, curve: CostCurve = FLAT) -> None:
@@ -83,18 +88,24 @@ class StepCosts:
     def observe(self, rows: int, tokens: float, seconds: float) -> None:
         """A step took ``seconds``."""
         size, load = max(1, round(tokens)), self._loads.setdefault(bucket(rows), _Load())
+        count = load.timed.get(size, 0)
+        load.timed[size] = count + 1
+        if self.with_drafting:  # nothing is in a hurry: all sizes were measured before
+            if not count:
+                load.first[size] = seconds
+                return
+            count -= 1
+            seconds = min(seconds, load.first.pop(size, seconds))
         expected = self.seconds(rows, tokens)
         surprise = seconds - expected
-        if not load.timed:
+        if not load.own:
             load.common, load.own[size] = surprise, 0.0
-        else:
-            count = load.timed.get(size, 0)
-            share = 1.0 / (1 + count)
-            if count >= NEW:
-                share, surprise = OWN_SHARE, min(max(surprise, -MOST * expected), MOST * expected)
-                load.common += COMMON_SHARE * surprise
-            load.own[size] = load.beside(size) + share * surprise
-        load.timed[size] = load.timed.get(size, 0) + 1
+            return
+        share = 1.0 / (1 + count)
+        if count >= NEW:
+            share, surprise = OWN_SHARE, min(max(surprise, -MOST * expected), MOST * expected)
+            load.common += COMMON_SHARE * surprise
+        load.own[size] = load.beside(size) + share * surprise
 
     def widest(self, rows: int) -> int:
         """Most tokens a row of which about ``rows`` rows were timed; 0: nothing was."""
