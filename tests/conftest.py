@@ -222,6 +222,12 @@ class Lab:
         seen = recording(name) if config is not None and recorded else None
         return Rig(self, llm, config, seen, failures, stateless=inner not in NOT_STATELESS)
 
+    def seatable(self, count: int = 8, **changes: Any) -> list[Ask]:
+        """Of :meth:`mixed` those that ask for nothing the host would have to look at."""
+        return [
+            ask for index, ask in enumerate(self.mixed(2 * count, **changes)) if index % 8 in (0, 1, 4, 6)
+        ]
+
     def wrong_drafts(self, rig: Rig) -> list[str]:
         """Drafts that a stateless reference would not have made."""
         from specdecode.testing.recording import DraftRecord, wrong_drafts
@@ -322,6 +328,31 @@ class Rig:
 
     def abort(self, *request_ids: str) -> None:
         self.llm.llm_engine.abort_request(request_ids)
+
+    def generate_but(self, asks: Sequence[Ask], gone: Sequence[str], steps: int) -> None:
+        """Run ``asks``, give those up that have not finished after ``steps`` of the requests ``gone``, and
+        compare the others with the reference."""
+        for index, ask in enumerate(asks):
+            self.add(str(index), ask)
+        finished = self.step(steps)
+        gone = [name for name in gone if name not in finished]
+        self.abort(*gone)
+        finished |= self.drain()
+        for index, ask in enumerate(asks):
+            if str(index) not in gone:
+                self.compare(ask, finished[str(index)])
+
+    def fail_every(self, number: int) -> None:
+        """Have every so manieth call of the proposer raise."""
+        inner, calls = self.core.drafting.proposer.proposer, itertools.count(1)
+        propose = inner.propose
+
+        def flaky(step: Any, out: Any) -> None:
+            if next(calls) % number == number - 1:
+                raise RuntimeError("on purpose")
+            propose(step, out)
+
+        inner.propose = flaky
 
     # -- what must hold when all requests have ended --------------------------------------------
     def check(self) -> None:

@@ -12,14 +12,8 @@ from specdecode.bench.counters import Counters
 from specdecode.engine.pacing import REASONS, MeasuredCurve
 
 ADAPTIVE = {"adaptive": True}
-#: Of ``lab.mixed`` those that ask for nothing the host would have to look at.
-SEATED = (0, 1, 4, 6)
 METHODS = ("oracle-tree", "ngram", "self-draft", "eagle", "eagle-grown-tree", "medusa", "cascade")
 ORDERS = ("plain", "late")
-
-
-def seatable(lab, count=8, **changes):
-    return [ask for index, ask in enumerate(lab.mixed(2 * count, **changes)) if index % 8 in SEATED]
 
 
 def pacer_of(rig):
@@ -58,7 +52,7 @@ def erratic(rig, seed=0, widths=None):
 @pytest.mark.parametrize("method", METHODS)
 def test_any_choice_of_lengths_keeps_the_tokens(lab, method, order):
     """Rows of all lengths, in both loops, chunked prompts and prefix hits; every draft is checked as well."""
-    asks = [*lab.mixed(4), *seatable(lab, 4, max_tokens=20)]
+    asks = [*lab.mixed(4), *lab.seatable(4, max_tokens=20)]
     with lab.rig(method, asks, order, policy=ADAPTIVE) as rig:
         chosen = erratic(rig)
         rig.generate(asks)
@@ -71,7 +65,7 @@ def test_any_choice_of_lengths_keeps_the_tokens(lab, method, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("method", ["ngram", "eagle", "eagle-grown-tree"])
 def test_the_pacer_itself_keeps_the_tokens_and_says_what_it_chose(lab, method, order):
-    asks = seatable(lab, 8, max_tokens=40)
+    asks = lab.seatable(8, max_tokens=40)
     with lab.rig(method, asks, order, policy=ADAPTIVE) as rig:
         rig.generate(asks)
         reasons = {metric.labels["reason"]: metric.value for metric in
@@ -85,7 +79,7 @@ def test_the_pacer_itself_keeps_the_tokens_and_says_what_it_chose(lab, method, o
 
 @pytest.mark.parametrize("method", ["eagle", "eagle-fixed-tree", "cascade-on-device"])
 def test_a_change_of_length_waits_for_nobody(lab, method):
-    asks = seatable(lab, 8, max_tokens=40)
+    asks = lab.seatable(8, max_tokens=40)
     with lab.rig(method, asks, "late", policy=ADAPTIVE) as rig:
         chosen = erratic(rig)
         for index, ask in enumerate(asks):
@@ -107,7 +101,7 @@ def test_a_change_of_length_waits_for_nobody(lab, method):
 
 def test_a_step_is_as_wide_as_what_is_chosen(lab, monkeypatch):
     """Both what the target computes and what the proposer makes."""
-    asks = seatable(lab, 4, max_tokens=40)
+    asks = lab.seatable(4, max_tokens=40)
     with lab.rig("eagle", asks, "late", policy=ADAPTIVE, recorded=False) as rig:
         chosen, run, propose, ran, made = erratic(rig), rig.core.steady.run, None, [], []
         inner = rig.core.drafting.proposer.proposer
@@ -133,7 +127,7 @@ def test_a_step_is_as_wide_as_what_is_chosen(lab, monkeypatch):
 @pytest.mark.parametrize("width", [0, 4])
 def test_the_device_waits_for_the_hosts_drafts_only_where_there_are_to_be_any(lab, width):
     """A proposer on the host is told every token all the same, once and in order."""
-    asks = seatable(lab, 6, max_tokens=24)
+    asks = lab.seatable(6, max_tokens=24)
     with lab.rig("ngram", asks, "late", policy=ADAPTIVE, recorded=False) as rig:
         erratic(rig, widths=[width])
         inner, told = rig.core.drafting.proposer.proposer, {}
@@ -163,25 +157,17 @@ def test_the_device_waits_for_the_hosts_drafts_only_where_there_are_to_be_any(la
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("method", ["eagle", "ngram"])
 def test_preemptions_and_aborts_amid_changing_lengths(lab, method, order):
-    asks = seatable(lab, 8, max_tokens=24)
+    asks = lab.seatable(8, max_tokens=24)
     with lab.rig(method, asks, order, policy=ADAPTIVE, num_gpu_blocks_override=34) as rig:
         erratic(rig)
-        for index, ask in enumerate(asks):
-            rig.add(str(index), ask)
-        finished = rig.step(12)
-        gone = [name for name in ("2", "5") if name not in finished]
-        rig.abort(*gone)
-        finished |= rig.drain()
-        for index, ask in enumerate(asks):
-            if str(index) not in gone:
-                rig.compare(ask, finished[str(index)])
+        rig.generate_but(asks, ("2", "5"), 12)
         assert rig.metric("vllm:num_preemptions") > 0
         assert not pacer_of(rig)._lengths
 
 
 def test_scores_have_a_say_in_the_plain_order_and_change_no_token(lab):
     """The drafter says which of its drafts are spoilt; core finds out that it speaks the truth."""
-    asks = seatable(lab, 6, max_tokens=40)
+    asks = lab.seatable(6, max_tokens=40)
     config = lab.config("oracle", lab.texts(asks)) | {"wrong_at": [2, 3], "num_speculative_tokens": 5}
     with lab.rig(config, asks, policy=ADAPTIVE, recorded=False) as rig:
         pacer, inner = pacer_of(rig), rig.core.drafting.proposer.proposer
@@ -241,7 +227,7 @@ def test_a_table_never_asks_for_more_than_the_method_drafts(lab):
 @pytest.mark.usefixtures("captured_steps")
 @pytest.mark.parametrize("method", ["self-draft", "eagle", "eagle-grown-tree", "ngram"])
 def test_captured_steps_of_all_widths(lab, method):
-    asks = seatable(lab, 8, max_tokens=40)
+    asks = lab.seatable(8, max_tokens=40)
     with lab.rig(method, asks, "late", policy=ADAPTIVE, recorded=False) as rig:
         steady = rig.core.steady
         assert len(steady._captured) == sum(len(steady.widths(rows)) for rows in steady._buckets)

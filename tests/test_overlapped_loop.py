@@ -9,13 +9,7 @@ import pytest
 import torch
 from specdecode.contract import Bucket
 
-#: Of ``lab.mixed`` those that ask for nothing the host would have to look at.
-SEATED = (0, 1, 4, 6)
 METHODS = ("none", "ngram", "oracle-tree", "self-draft", "eagle", "eagle-grown-tree", "eagle3", "medusa")
-
-
-def seatable(lab, count=8, **changes):
-    return [ask for index, ask in enumerate(lab.mixed(2 * count, **changes)) if index % 8 in SEATED]
 
 
 def waits(rig):
@@ -35,7 +29,7 @@ def in_buckets(core):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_seated_rows_wait_for_nobody(lab, method):
-    asks = seatable(lab, max_tokens=30)
+    asks = lab.seatable(max_tokens=30)
     with lab.rig(method, asks, "late") as rig:
         for index, ask in enumerate(asks):
             rig.add(str(index), ask)
@@ -53,7 +47,7 @@ def test_seated_rows_wait_for_nobody(lab, method):
 @pytest.mark.parametrize("method", ["none", "self-draft", "eagle", "eagle-fixed-tree", "eagle3-grown-tree"])
 def test_empty_seats_and_padding_change_nothing(lab, method):
     """Rows end at different steps and leave their seats empty; five rows run in a bucket of eight."""
-    asks = seatable(lab, 10)[:5]
+    asks = lab.seatable(10)[:5]
     with lab.rig(method, asks, "late", recorded=False) as rig:
         in_buckets(rig.core)
         rig.generate(asks)
@@ -61,7 +55,7 @@ def test_empty_seats_and_padding_change_nothing(lab, method):
 
 
 def test_outputs_come_one_step_late(lab):
-    (ask,) = seatable(lab, 1)[:1]
+    (ask,) = lab.seatable(1)[:1]
     with lab.rig("none", [ask], "late") as rig:
         rig.add("a", ask)
         rig.step()  # the prompt, in the plain order
@@ -87,7 +81,7 @@ def test_outputs_come_one_step_late(lab):
     ],
 )
 def test_what_the_host_must_look_at_is_counted(lab, reason, params):
-    asks = [lab.ask(lab.prompt(0), temperature=0, max_tokens=12, **params), *seatable(lab, 2)]
+    asks = [lab.ask(lab.prompt(0), temperature=0, max_tokens=12, **params), *lab.seatable(2)]
     with lab.rig("self-draft", asks, "late", recorded=False) as rig:
         prompts = [{"prompt_token_ids": ask.prompt} for ask in asks]
         outputs = rig.llm.generate(prompts, [ask.params for ask in asks], use_tqdm=False)
@@ -101,7 +95,7 @@ def test_who_cannot_sit_keeps_nobody_from_it(lab, method):
     """One request is looked at by the host in each step, and others come one by one; the rest sit on."""
     asks = [
         lab.ask(lab.prompt(0), temperature=0.9, seed=3, max_tokens=30, repetition_penalty=1.2),
-        *seatable(lab, 6, max_tokens=24),
+        *lab.seatable(6, max_tokens=24),
     ]
     with lab.rig(method, asks, "late") as rig:
         finished, steady = {}, 0
@@ -117,7 +111,7 @@ def test_who_cannot_sit_keeps_nobody_from_it(lab, method):
 
 
 def test_an_abort_leaves_the_others_untouched(lab):
-    asks = seatable(lab, 4, max_tokens=30)
+    asks = lab.seatable(4, max_tokens=30)
     with lab.rig("eagle", asks, "late") as rig:
         for index, ask in enumerate(asks):
             rig.add(str(index), ask)
@@ -132,14 +126,14 @@ def test_an_abort_leaves_the_others_untouched(lab):
 
 @pytest.mark.parametrize("method", ["none", "self-draft", "oracle-tree", "eagle-grown-tree"])
 def test_a_full_pool_goes_back_to_the_plain_order(lab, method):
-    asks = seatable(lab, 8, max_tokens=24)
+    asks = lab.seatable(8, max_tokens=24)
     with lab.rig(method, asks, "late", num_gpu_blocks_override=34) as rig:
         rig.generate(asks)
         assert waits(rig)["memory"] > 0
 
 
 def test_logits_of_which_nothing_can_be_drawn_end_their_request_alone(lab, monkeypatch):
-    asks = seatable(lab, 4, max_tokens=20)
+    asks = lab.seatable(4, max_tokens=20)
     with lab.rig("self-draft", asks, "late", recorded=False) as rig:
         core = rig.core
         for index, ask in enumerate(asks):
@@ -165,18 +159,9 @@ def test_logits_of_which_nothing_can_be_drawn_end_their_request_alone(lab, monke
 
 
 def test_a_proposer_that_fails_on_the_device_costs_drafts_alone(lab):
-    asks = seatable(lab, 4, max_tokens=24)
+    asks = lab.seatable(4, max_tokens=24)
     with lab.rig("eagle", asks, "late", recorded=False, failures=True) as rig:
-        inner, calls = rig.core.drafting.proposer.proposer, []
-        propose = inner.propose
-
-        def flaky(step, out):
-            calls.append(True)
-            if len(calls) % 7 == 6:
-                raise RuntimeError("on purpose")
-            propose(step, out)
-
-        inner.propose = flaky
+        rig.fail_every(7)
         rig.generate(asks)
         assert waits(rig)["proposer_failure"] > 0
         assert rig.metric("specdecode:proposer_failures") > 0
@@ -184,7 +169,7 @@ def test_a_proposer_that_fails_on_the_device_costs_drafts_alone(lab):
 
 def test_a_device_step_reads_no_value(lab, monkeypatch):
     """Neither the step nor the proposer asks a tensor for its value: on a device that would be a wait."""
-    asks = seatable(lab, 4, max_tokens=16)
+    asks = lab.seatable(4, max_tokens=16)
     with lab.rig("eagle", asks, "late", recorded=False) as rig:
         core, inside = rig.core, []
         core.runner.check_writes = False  # which looks

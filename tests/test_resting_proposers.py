@@ -13,16 +13,10 @@ from specdecode.engine.pacing import MeasuredCurve
 from specdecode.testing.invariants import EngineWatch, check_core
 
 ADAPTIVE = {"adaptive": True}
-#: Of ``lab.mixed`` those that ask for nothing the host would have to look at.
-SEATED = (0, 1, 4, 6)
 METHODS = (
     "eagle", "eagle-grown-tree", "eagle3", "eagle3-grown-tree", "self-draft", "small-draft", "medusa",
     "cascade-on-device",
 )  # fmt: skip
-
-
-def seatable(lab, count=8, **changes):
-    return [ask for index, ask in enumerate(lab.mixed(2 * count, **changes)) if index % 8 in SEATED]
 
 
 def restless(rig, seed=0, watched=True):
@@ -68,7 +62,7 @@ def restless(rig, seed=0, watched=True):
 @pytest.mark.parametrize("method", METHODS)
 def test_tokens_and_drafts_do_not_depend_on_who_rests_when(lab, method, seed):
     """In seats and out of them, chunked prompts and prefix hits; every draft is compared with a reference."""
-    asks = [*lab.mixed(4), *seatable(lab, 6, max_tokens=36)]
+    asks = [*lab.mixed(4), *lab.seatable(6, max_tokens=36)]
     with lab.rig(method, asks, "late", policy=ADAPTIVE) as rig:
         watch = EngineWatch(rig.core, lab.model)
         counts = restless(rig, seed)
@@ -83,27 +77,18 @@ def test_tokens_and_drafts_do_not_depend_on_who_rests_when(lab, method, seed):
 
 @pytest.mark.parametrize("method", ["eagle", "self-draft"])
 def test_preemptions_and_aborts_amid_rest(lab, method):
-    asks = seatable(lab, 8, max_tokens=24)
+    asks = lab.seatable(8, max_tokens=24)
     with lab.rig(method, asks, "late", policy=ADAPTIVE, num_gpu_blocks_override=34) as rig:
         counts = restless(rig, 4)
-        for index, ask in enumerate(asks):
-            rig.add(str(index), ask)
-        finished = rig.step(14)
-        gone = [name for name in ("2", "5") if name not in finished]
-        rig.abort(*gone)
-        finished |= rig.drain()
-        for index, ask in enumerate(asks):
-            if str(index) not in gone:
-                rig.compare(ask, finished[str(index)])
+        rig.generate_but(asks, ("2", "5"), 14)
         assert rig.metric("vllm:num_preemptions") > 0 and counts["behind"] and counts["rest"]
 
 
 def test_a_proposer_that_fails_amid_rest_costs_drafts_alone(lab):
-    asks = seatable(lab, 6, max_tokens=30)
+    asks = lab.seatable(6, max_tokens=30)
     with lab.rig("eagle", asks, "late", policy=ADAPTIVE, recorded=False, failures=True) as rig:
         restless(rig, 2, watched=False)
-        inner, calls = rig.core.drafting.proposer.proposer, []
-        propose, step = inner.propose, rig.core.step
+        step = rig.core.step
 
         def checked():
             before = {r: r.computed for r in rig.core.scheduler.running if r.rests}
@@ -112,14 +97,7 @@ def test_a_proposer_that_fails_amid_rest_costs_drafts_alone(lab):
             return outputs
 
         rig.core.step = checked
-
-        def flaky(step, out):
-            calls.append(True)
-            if len(calls) % 6 == 5:
-                raise RuntimeError("on purpose")
-            propose(step, out)
-
-        inner.propose = flaky
+        rig.fail_every(6)
         rig.generate(asks)
         assert rig.metric("specdecode:proposer_failures") > 0
 
@@ -142,7 +120,7 @@ def steady(rig, rests=False):
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "self-draft", "medusa"])
 def test_while_it_rests_the_proposer_is_asked_nothing_and_nobody_waits(lab, method):
-    asks = seatable(lab, 4, max_tokens=40)
+    asks = lab.seatable(4, max_tokens=40)
     with lab.rig(method, asks, "late", policy=ADAPTIVE) as rig:
         wish = steady(rig)
         for index, ask in enumerate(asks):
@@ -178,7 +156,7 @@ def test_while_it_rests_the_proposer_is_asked_nothing_and_nobody_waits(lab, meth
 @pytest.mark.parametrize("method", ["eagle", "self-draft"])
 def test_whoever_woke_has_the_drafts_it_would_have_had(lab, method):
     """As many drafts are accepted behind a rest as if there had been none."""
-    asks = seatable(lab, 4, max_tokens=60, ignore_eos=True)
+    asks = lab.seatable(4, max_tokens=60, ignore_eos=True)
 
     def drafted(rests):
         with lab.rig(method, asks, "late", policy=ADAPTIVE) as rig:
@@ -215,7 +193,7 @@ def test_whoever_woke_has_the_drafts_it_would_have_had(lab, method):
 
 def test_a_conversation_goes_on_behind_an_answer_given_at_rest(lab):
     """Blocks without draft entries are taken by who rests as well, and left to be written by who does not."""
-    (ask,) = seatable(lab, 2, max_tokens=40, ignore_eos=True)[:1]
+    (ask,) = lab.seatable(2, max_tokens=40, ignore_eos=True)[:1]
     with lab.rig("eagle", [ask], "late", policy=ADAPTIVE) as rig:
         wish = steady(rig, rests=True)
         (output,) = rig.generate([ask])
@@ -238,7 +216,7 @@ def test_a_conversation_goes_on_behind_an_answer_given_at_rest(lab):
 
 def test_two_who_woke_at_once_share_the_entries_that_they_write(lab):
     """They hold the same blocks, and one is through before the other: what it published stays as it is."""
-    (ask,) = seatable(lab, 2, max_tokens=60, ignore_eos=True)[:1]
+    (ask,) = lab.seatable(2, max_tokens=60, ignore_eos=True)[:1]
     with lab.rig("eagle", [ask], "late", policy=ADAPTIVE) as rig:
         wish = steady(rig, rests=True)
         (output,) = rig.generate([ask])
@@ -260,7 +238,7 @@ def test_two_who_woke_at_once_share_the_entries_that_they_write(lab):
 
 
 def test_who_is_looked_at_by_the_host_never_takes_a_prefix_without_entries(lab):
-    (ask,) = seatable(lab, 2, max_tokens=40, ignore_eos=True)[:1]
+    (ask,) = lab.seatable(2, max_tokens=40, ignore_eos=True)[:1]
     with lab.rig("eagle", [ask], "late", policy=ADAPTIVE) as rig:
         steady(rig, rests=True)
         (output,) = rig.generate([ask])
@@ -274,7 +252,7 @@ def test_who_is_looked_at_by_the_host_never_takes_a_prefix_without_entries(lab):
 
 
 def test_the_pacer_itself_rests_and_says_so(lab):
-    asks = seatable(lab, 8, max_tokens=90, ignore_eos=True)
+    asks = lab.seatable(8, max_tokens=90, ignore_eos=True)
     with lab.rig("eagle", asks, "late", policy=ADAPTIVE) as rig:
         pacer = rig.core.drafting.policy.pacer
         pacer.whole.observe = lambda *timing: None
@@ -292,7 +270,7 @@ def test_the_pacer_itself_rests_and_says_so(lab):
 
 def test_new_weights_amid_rest(lab):
     """All is computed again, so nobody is behind."""
-    asks = seatable(lab, 4, max_tokens=40)
+    asks = lab.seatable(4, max_tokens=40)
     with lab.rig("eagle", asks, "late", policy=ADAPTIVE) as rig:
         steady(rig, rests=True)
         for index, ask in enumerate(asks):
@@ -310,7 +288,7 @@ def test_new_weights_amid_rest(lab):
 @pytest.mark.parametrize("method", ["self-draft", "eagle-grown-tree", "eagle3"])
 def test_steps_in_buckets_that_have_the_proposer_in_them_or_not(lab, method):
     """As captured graphs would: drafting is part of all but the resting ones; five rows run in eight."""
-    asks = seatable(lab, 10, max_tokens=24)[:5]
+    asks = lab.seatable(10, max_tokens=24)[:5]
     with lab.rig(method, asks, "late", policy=ADAPTIVE, recorded=False) as rig:
         core, steps = rig.core, rig.core.steady
         steps._captured = {
@@ -333,7 +311,7 @@ def test_steps_in_buckets_that_have_the_proposer_in_them_or_not(lab, method):
 @pytest.mark.usefixtures("captured_steps")
 @pytest.mark.parametrize("method", ["self-draft", "eagle", "eagle-grown-tree", "medusa"])
 def test_captured_steps_without_the_proposer(lab, method):
-    asks = seatable(lab, 8, max_tokens=40)
+    asks = lab.seatable(8, max_tokens=40)
     with lab.rig(method, asks, "late", policy=ADAPTIVE, recorded=False) as rig:
         steps = rig.core.steady
         if steps._draft_captured:

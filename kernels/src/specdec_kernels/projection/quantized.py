@@ -325,7 +325,7 @@ def _batch(
             if k == LAST:
                 cuda.gdc_launch_dependents()
     if SIZE == K:
-        a = tl.fma(p, scale[:, :, None], tl.zeros_like(p))
+        a = _scaled(p, scale)
     return _added(a, SPLIT, ROWS, B)
 
 
@@ -360,7 +360,7 @@ def _scaled(p, scale):
     """Sums by the scale of all their inputs, rounded: a plain product would be contracted with what is added
     to it where that is in the same thread, so in some tiles and not in others.
     """
-    return tl.fma(p, scale[:, None], tl.zeros_like(p))
+    return tl.fma(p, tl.expand_dims(scale, -1), tl.zeros_like(p))
 
 
 @triton.constexpr_function
