@@ -60,7 +60,7 @@ def expert_gate_up_kernel(
         return
     W += expert.to(tl.int64) * (2 * N * K)
     if PDL:  # while the tokens are looked up
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, K, ROWS, 1, "")
     there = j < count
     choice = tl.load(ORDER + first + j, mask=there, other=0)
     token = choice // COUNT
@@ -106,7 +106,7 @@ def expert_down_kernel(
         return
     W += expert.to(tl.int64) * (N * K)
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, K, ROWS, 1, "")
     there = j < count
     choice = tl.load(ORDER + first + j, mask=there, other=0)
     w = W + rows.to(tl.int64)[:, None] * K

@@ -32,7 +32,7 @@ def router_kernel(
     expert = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(expert, E - 1)
     if PDL:
-        prefetch(W, rows, ahead, K, ROWS)
+        prefetch(W, rows, ahead, K, ROWS, 1, "")
         cuda.gdc_wait()
     m = tl.program_id(1) * B + tl.arange(0, B)
     squares = partial_squares(SQUARES, stride, m, M, K, B)

@@ -35,7 +35,7 @@ def place(M, TILES: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def prefetch(
-    W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr = 1, BESIDE: tl.constexpr = ""
+    W, rows, amount, K: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, BESIDE: tl.constexpr
 ):  # fmt: skip
     """Bring the first ``amount`` bytes of each weight row into L2; of rows in parts that are read at a time
     (as of :func:`~.quantized.accumulate_words`), the first bytes of each.
