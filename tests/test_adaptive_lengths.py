@@ -124,6 +124,27 @@ def test_a_step_is_as_wide_as_what_is_chosen(lab, monkeypatch):
         assert {0, 1, 4} <= set(made)
 
 
+def test_who_has_just_sat_down_is_not_held_to_have_got_no_drafts(lab):
+    """Else a second wave of prompts tells that drafts are seldom made, and none is made any more."""
+    asks = lab.seatable(8, max_tokens=40)
+    with lab.rig("eagle", asks, "late", policy=ADAPTIVE, recorded=False) as rig:
+        pacer, told = pacer_of(rig), []
+        pacer.held = 2
+        verified = pacer.verified
+
+        def watched(step):
+            told.extend((own.offered, own.drafted) for own in step)
+            verified(step)
+
+        pacer.verified = watched
+        for index, ask in enumerate(asks):
+            rig.add(str(index), ask)
+            rig.step()  # each finds others in their seats, with drafts
+            rig.step()
+        rig.drain()
+        assert (2, 2) in told and all(offered == drafted for offered, drafted in told)
+
+
 @pytest.mark.parametrize("width", [0, 4])
 def test_the_device_waits_for_the_hosts_drafts_only_where_there_are_to_be_any(lab, width):
     """A proposer on the host is told every token all the same, once and in order."""

@@ -54,8 +54,7 @@ class InFlight:
     rests: bool  #: the proposer was left out, for no draft pays
     size: int  #: rows computed
     width: int  #: drafts that a row might have
-    offered: int  #: of them those that the proposer was let make before
-    budgets: list[int]  #: by seat, how many of them were that row's
+    offered: list[int]  #: by seat, of them those that the proposer was let make for that row before
     follows: bool  #: nothing else was computed between the step before and this one
     nodes: torch.Tensor | None  #: ``[B, T]`` int64 like ``report``: where each token was drawn, in trees
 
@@ -84,6 +83,7 @@ class OverlappedEngineCore(EngineCore):
         self._trouble: str | None = None  # what the host must see to before the next step
         self._fed = True  # whether the last launch fed the proposer
         self._width = 0  # drafts of a row in the last launch
+        self._launched: set[Request] = set()  # who was in it
         self._alone = False  # whether nothing but steps over the seats was computed since the last launch
         self._before: InFlight | None = None  # the last step that was read
         self._faults = 0  # drafts cut on the device, as far as counted
@@ -328,6 +328,7 @@ class OverlappedEngineCore(EngineCore):
             if rests and request is not None and request.own:
                 request.rests = True
         self._width, self._alone = width, True
+        self._launched = {request for request in live if request is not None}
         self.metrics.steps.inc()
         return True
 
@@ -357,6 +358,7 @@ class OverlappedEngineCore(EngineCore):
         else:
             copies = [own.clone() for own in wanted]
         span.end()
+        most = min(width, self._width)
         return InFlight(
             requests=list(self._seated),
             tokens=output.tokens,
@@ -367,8 +369,11 @@ class OverlappedEngineCore(EngineCore):
             rests=rests,
             size=output.rows,
             width=width,
-            offered=min(width, self._width),
-            budgets=self._budgets,
+            # For who has just sat down none were made yet.
+            offered=[
+                min(most, budget) if request in self._launched else 0
+                for request, budget in zip(self._seated, self._budgets, strict=True)
+            ],
             follows=self._alone,
             nodes=copies[1] if len(copies) > 1 else None,
         )
@@ -434,7 +439,7 @@ class OverlappedEngineCore(EngineCore):
         if flight.nodes is not None:
             nodes = [column - 1 for column in flight.nodes[place].tolist() if column][:accepted]
         drawn = DrawnTokens(tokens, min(accepted, count))
-        offered = min(flight.offered, flight.budgets[place])
+        offered = flight.offered[place]
         return RowOutcome(request, drawn, drafted=drafted, nodes=nodes, offered=offered)
 
     # -- drafting -------------------------------------------------------------------------------------
@@ -482,7 +487,7 @@ class OverlappedEngineCore(EngineCore):
         if self.drafting is not None and self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
         self._seated, self._budgets, self._trouble = [], [], None
-        self._width, self._alone = 0, False
+        self._width, self._alone, self._launched = 0, False, set()
 
     def _count_faults(self) -> None:
         if self.drafting:

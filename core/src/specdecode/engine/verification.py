@@ -71,6 +71,7 @@ class Verification:
                 drafted=len(row.drafts),
                 nodes=verdict.accepted,
                 scores=row.drafts.scores,
+                offered=0 if row.prefill or row.new > 1 else None,  # nothing is drafted behind part of a text
                 prefill=row.prefill,
             )
             for index, (row, verdict) in enumerate(zip(plan.rows, verdicts, strict=True))
