@@ -178,7 +178,8 @@ def plot(rows: Sequence[Row], path: Path, title: str) -> None:
         for axis in axes.flat:
             axis.set_xticks(list(places), names)
             axis.set_xlabel("requests a second")
-            axis.set_ylim(bottom=0)
+    for axis in axes.flat:  # when all sides are drawn: the top stays where it is from then on
+        axis.set_ylim(bottom=0)
     axes.flat[0].legend(title="line P50, dashed P95")
     figure.suptitle(title)
     figure.savefig(path)
