@@ -89,6 +89,7 @@ WORKS = {
         True,
         lambda llm, path: type(llm.llm_engine.core).__name__ == "OverlappedEngineCore",
     ),
+    "max_admission_delay": (0.0, lambda llm, path: llm.llm_engine.args.max_admission_delay == 0),
     "structured_outputs_config": (
         {"disable_any_whitespace": True},
         lambda llm, path: llm.llm_engine.args.structured_outputs_config.disable_any_whitespace,

@@ -200,3 +200,35 @@ def _allowed():
 
     files = {frame.filename for frame in inspect.stack()[2:12]}
     return any("specdec_kernels" in file for file in files)
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "eagle"])
+def test_who_is_put_off_until_others_come_loses_nothing(lab, method):
+    """Those in their seats go on meanwhile; when they have ended, or too long has passed, it is let in."""
+    asks = lab.seatable(8, max_tokens=24)[:4]
+    with lab.rig(method, asks, "late") as rig:
+        for index in (0, 1):
+            rig.add(str(index), asks[index])
+        finished = {}
+        while rig.core.scheduler.waiting or len(rig.core._seated) < 2:
+            finished |= rig.step()
+        admission = rig.core._admission
+        admission._longest, admission._rate = 60.0, 1e6
+        admission._pauses.append(1e3)  # never worth it
+        for index in (2, 3):
+            rig.add(str(index), asks[index])
+        steps = rig.core.metrics.steps.total
+        for _ in range(4):
+            finished |= rig.step()
+            assert len(rig.core.scheduler.waiting) == 2
+        assert rig.core.metrics.steps.total >= steps + 3
+        admission._longest = 0.0
+        finished |= rig.step()
+        assert not rig.core.scheduler.waiting
+        finished |= rig.drain()
+        for index, ask in enumerate(asks):
+            rig.compare(ask, finished[str(index)])
+        # Beside nobody there is nothing to wait for.
+        admission._longest = 60.0
+        admission._pauses.append(1e3)
+        rig.generate(asks[:2])

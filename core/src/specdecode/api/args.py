@@ -117,6 +117,12 @@ class EngineFields:
     async_scheduling: bool | None = option(
         "let the host launch a step before it has read the one before; none: on a GPU", default=None
     )
+    max_admission_delay: float = option(
+        "most seconds that a request waits for others to come in with it, where each time holds up captured "
+        "steps and others come often enough; 0: none",
+        default=0.05,
+        validator=within(0),
+    )
     structured_outputs_config: StructuredOutputsConfig = option(
         "defaults of structured outputs: a mapping or a StructuredOutputsConfig",
         default=StructuredOutputsConfig(),

@@ -26,6 +26,7 @@ from ..distributed.executors import executor_called
 from ..distributed.lockstep import Ranks
 from ..distributed.proposers import LeaderProposer
 from ..distributed.starting import start_ranks
+from ..engine.admission import Admission
 from ..engine.control import DraftPolicy
 from ..engine.drafting import Drafting
 from ..engine.guard import GuardedProposer
@@ -415,4 +416,4 @@ def _core(
         widths=widths_of(prepared),
         most_tokens=most_tokens(prepared),
     )
-    return OverlappedEngineCore(steady=steady, **parts)
+    return OverlappedEngineCore(steady=steady, admission=Admission(args.max_admission_delay), **parts)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 
 from ..contract import Drafts, Place
 from ..kv import PoolExhausted
 from ..runner.steady import SteadyOutput, SteadyStep
+from .admission import Admission
+from .in_flight import InFlight
 from .loop import EngineCore, timed
 from .output import DrawnTokens, RequestOutputState
 from .pacing import Gaps, MeasuredCurve, Pacer
@@ -41,24 +42,6 @@ from .verification import RowOutcome
 logger = logging.getLogger(__name__)
 
 
-@attrs.frozen(eq=False)
-class InFlight:
-    """A launched step whose tokens the host has not read."""
-
-    requests: list[Request | None]  #: by seat; None: given up before the launch
-    tokens: int  #: verified for each row
-    report: torch.Tensor  #: ``[B, T + 3]`` int32 on the host, once ``span.done``
-    span: Span  #: of all that was computed for it
-    launched: float  #: ``time.perf_counter`` seconds; without a CUDA device it was done then
-    fed: bool  #: the draft layers have the entries of what it committed
-    rests: bool  #: the proposer was left out, for no draft pays
-    size: int  #: rows computed
-    width: int  #: drafts that a row might have
-    offered: list[int]  #: by seat, of them those that the proposer was let make for that row before
-    follows: bool  #: nothing else was computed between the step before and this one
-    nodes: torch.Tensor | None  #: ``[B, T]`` int64 like ``report``: where each token was drawn, in trees
-
-
 class OverlappedEngineCore(EngineCore):
     """Rows that only decode sit down and move on by themselves; others are computed beside them.
 
@@ -73,9 +56,9 @@ class OverlappedEngineCore(EngineCore):
     reason.
     """
 
-    def __init__(self, *, steady: SteadyStep, **parts: Any) -> None:
+    def __init__(self, *, steady: SteadyStep, admission: Admission, **parts: Any) -> None:
         super().__init__(**parts)
-        self.steady = steady
+        self.steady, self._admission = steady, admission
         self._seated: list[Request | None] = []  # by seat; None: given up
         self._budgets: list[int] = []  # as the device knows them, by seat
         self._occupied: set[int] = set()  # seats that the device takes for occupied
@@ -190,7 +173,7 @@ class OverlappedEngineCore(EngineCore):
         """In the plain order, those without a seat, and those that wait; the seats' rows keep theirs."""
         seated = self._sitting()
         others = [request for request in self.scheduler.running if request not in seated]
-        if not others and not self.scheduler.may_admit:
+        if not others and (not self.scheduler.may_admit or self._puts_off()):
             return
         why = ADMISSION
         if others:
@@ -200,14 +183,25 @@ class OverlappedEngineCore(EngineCore):
         except PoolExhausted:
             self._in_plain_order(MEMORY)
             return
+        if not others:
+            self._admission.let_in(time.perf_counter(), len(plan.rows))
         if plan.rows:
             self.metrics.host_waits[why].inc()
             self._run(plan)
+
+    def _puts_off(self) -> bool:
+        """Whether those who wait do so a little longer, for others to come in with them."""
+        rows = sum(self._alive(request) for request in self._seated)
+        if not (rows and self._admission.delays):
+            return False
+        waiting = self.scheduler.num_admissible
+        return self._agree(self._admission.puts_off(time.perf_counter(), waiting=waiting, rows=rows))
 
     def _go_on(self) -> None:
         """The next step of those in their seats."""
         if not any(self._alive(request) for request in self._seated):
             self._read(keep=0)
+            self._admission.stood_up()
             return
         for row, request in enumerate(self._seated):
             if request is not None and not self._alive(request):
@@ -327,6 +321,7 @@ class OverlappedEngineCore(EngineCore):
         for request in live:
             if rests and request is not None and request.own:
                 request.rests = True
+        self._admission.launched(time.perf_counter(), alone=self._alone)
         self._width, self._alone = width, True
         self._launched = {request for request in live if request is not None}
         self.metrics.steps.inc()
@@ -488,6 +483,7 @@ class OverlappedEngineCore(EngineCore):
             self.scheduler.forget_draft_layers()
         self._seated, self._budgets, self._trouble = [], [], None
         self._width, self._alone, self._launched = 0, False, set()
+        self._admission.stood_up()
 
     def _count_faults(self) -> None:
         if self.drafting:

@@ -94,6 +94,11 @@ class Scheduler:
         refused, free = self._refused or (None, 0)
         return head is not refused or self.pool.num_free > free
 
+    @property
+    def num_admissible(self) -> int:
+        """Requests that wait and that a step has room for, blocks and tokens aside."""
+        return min(len(self.waiting), self.config.max_num_seqs - len(self.running))
+
     # -- planning -------------------------------------------------------------------------------
     def schedule(self, apart: Collection[Request] = ()) -> StepPlan:
         """The next step; it may preempt.
