@@ -206,7 +206,7 @@ def _allowed():
 def test_who_is_put_off_until_others_come_loses_nothing(lab, method):
     """Those in their seats go on meanwhile; when they have ended, or too long has passed, it is let in."""
     asks = lab.seatable(8, max_tokens=24)[:4]
-    with lab.rig(method, asks, "late") as rig:
+    with lab.rig(method, asks, "late", max_num_batched_tokens=2048) as rig:
         for index in (0, 1):
             rig.add(str(index), asks[index])
         finished = {}
@@ -232,3 +232,24 @@ def test_who_is_put_off_until_others_come_loses_nothing(lab, method):
         admission._longest = 60.0
         admission._pauses.append(1e3)
         rig.generate(asks[:2])
+
+
+def test_prompts_that_fill_a_step_wait_for_nobody(lab):
+    """Others would not come in with them."""
+    asks = lab.seatable(8, max_tokens=24)[:3]
+    with lab.rig("none", asks, "late", max_num_batched_tokens=16) as rig:
+        rig.add("0", asks[0])
+        finished = {}
+        while rig.core.scheduler.waiting or not rig.core._seated:
+            finished |= rig.step()
+        admission = rig.core._admission
+        admission._longest, admission._rate = 60.0, 1e6
+        admission._pauses.append(1e3)
+        for index in (1, 2):
+            rig.add(str(index), asks[index])
+        assert rig.core.scheduler.admissible() == (2, sum(len(ask.prompt) for ask in asks[1:]) >= 16)
+        finished |= rig.step()
+        assert len(rig.core.scheduler.waiting) < 2
+        finished |= rig.drain()
+        for index, ask in enumerate(asks):
+            rig.compare(ask, finished[str(index)])

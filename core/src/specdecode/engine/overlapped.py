@@ -194,7 +194,9 @@ class OverlappedEngineCore(EngineCore):
         rows = sum(self._alive(request) for request in self._seated)
         if not (rows and self._admission.delays):
             return False
-        waiting = self.scheduler.num_admissible
+        waiting, full = self.scheduler.admissible()
+        if full:  # others would not come in with them
+            return False
         return self._agree(self._admission.puts_off(time.perf_counter(), waiting=waiting, rows=rows))
 
     def _go_on(self) -> None:

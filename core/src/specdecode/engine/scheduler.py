@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection
-from itertools import count
+from itertools import count, islice
 from typing import Protocol
 
 import attrs
@@ -94,10 +94,11 @@ class Scheduler:
         refused, free = self._refused or (None, 0)
         return head is not refused or self.pool.num_free > free
 
-    @property
-    def num_admissible(self) -> int:
-        """Requests that wait and that a step has room for, blocks and tokens aside."""
-        return min(len(self.waiting), self.config.max_num_seqs - len(self.running))
+    def admissible(self) -> tuple[int, bool]:
+        """How many requests wait that a step has room for, blocks aside; and whether their tokens fill it."""
+        most = min(len(self.waiting), self.config.max_num_seqs - len(self.running))
+        tokens = sum(len(request.token_ids) for request in islice(self.waiting, most))
+        return most, tokens >= self.config.max_num_batched_tokens
 
     # -- planning -------------------------------------------------------------------------------
     def schedule(self, apart: Collection[Request] = ()) -> StepPlan:
