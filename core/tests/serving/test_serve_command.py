@@ -120,3 +120,18 @@ def test_what_is_not_installed_is_told(serving_model, monkeypatch):
     )
     result = CliRunner().invoke(app, ["serve", str(serving_model)])
     assert result.exit_code == 1 and "pip install 'specdec-core[serve]'" in result.output
+
+
+def test_a_server_that_warms_up_listens_when_it_has(start):
+    server = start("--warm-up", "--max-model-len", "128")
+    told = [line["message"] for line in server.lines]
+    (warm,) = [place for place, message in enumerate(told) if "to warm up" in str(message)]
+    (listens,) = [place for place, message in enumerate(told) if "running on http" in str(message)]
+    assert warm < listens
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        answer = http.post("/v1/completions", json={"prompt": "a b ", "max_tokens": 4}).json()
+    assert (
+        answer["usage"]["completion_tokens"] == 4
+        and answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    )
+    assert server.end() == 0

@@ -446,6 +446,14 @@ class LLMEngine:
         self._ranks.announce("reset_prefix_cache")
         return self.core.scheduler.pool.reset_cache()
 
+    def forget_requests(self) -> bool:
+        """Forget cached prefixes, and what ``adaptive`` learned; False while requests run."""
+        self._ranks.announce("forget_requests")
+        if not self.core.scheduler.pool.reset_cache():
+            return False
+        self.core.forget_learned()
+        return True
+
     def shutdown(self) -> None:
         """End all requests and free proposer, KV and model. May be called twice."""
         if self._shadow is not None:

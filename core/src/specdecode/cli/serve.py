@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ def serve(
     served_model_name: serve_options.ServedModelName = None,
     drain_timeout: serve_options.DrainTimeout = 60.0,
     stuck_after: serve_options.StuckAfter = 120.0,
+    warm_up: serve_options.WarmUp = None,
     log_format: serve_options.LogFormat = "text",
     log_level: serve_options.LogLevel = "info",
     chat_template: serve_options.ChatTemplate = None,
@@ -95,12 +97,15 @@ def serve(
     log_to(format="json" if log_format == "json" else "text", level=log_level)
 
     from specdecode import AsyncLLM
+    from specdecode.serve import warming
     from specdecode.serve.run import run
 
     llm = AsyncLLM(model, speculative_config=speculation, **options)
     try:
         for adapter in settings.adapters:
             llm.engine.add_lora(adapter)
+        if llm.engine.target.device.startswith("cuda") if warm_up is None else warm_up:
+            asyncio.run(warming.warm_up(llm))
         well = run(llm, settings, host=host, port=port, drain_timeout=drain_timeout)
     finally:
         llm.shutdown()

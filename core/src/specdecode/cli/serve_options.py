@@ -28,6 +28,15 @@ DrainTimeout = Annotated[
 StuckAfter = Annotated[
     float, typer.Option(help="Seconds of a step after which /health fails.", rich_help_panel=_SERVER)
 ]
+WarmUp = Annotated[
+    bool | None,
+    typer.Option(
+        "--warm-up/--no-warm-up",
+        help="Answer prompts of all sizes before listening, so that nobody waits for kernels to be compiled; "
+        "if neither is given, on a GPU.",
+        rich_help_panel=_SERVER,
+    ),
+]
 LogFormat = Annotated[
     str, typer.Option(metavar="text|json", help="How logs are written.", rich_help_panel=_SERVER)
 ]

@@ -296,6 +296,11 @@ class EngineCore:
         request.stats.finished = time.perf_counter()
         self.metrics.finished(request.stats, len(state.token_ids))
 
+    def forget_learned(self) -> None:
+        """What drafts gained and steps took is learned anew."""
+        if self.drafting is not None and self.drafting.policy.pacer is not None:
+            self.drafting.policy.pacer.forget_all()
+
     def drop_kv(self) -> None:
         """Take all that is cached: a request that runs is computed again, from its tokens."""
         for request in list(self.scheduler.running):
