@@ -104,7 +104,9 @@ def serve(
     try:
         for adapter in settings.adapters:
             llm.engine.add_lora(adapter)
-        if llm.engine.target.device.startswith("cuda") if warm_up is None else warm_up:
+        if warm_up is None:
+            warm_up = llm.engine.target.device.startswith("cuda")
+        if warm_up:
             asyncio.run(warming.warm_up(llm))
         well = run(llm, settings, host=host, port=port, drain_timeout=drain_timeout)
     finally:
