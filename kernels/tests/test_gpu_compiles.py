@@ -261,14 +261,15 @@ def test_what_is_in_a_main_loop():
     assert main_loop(text.replace("HMMA", "FFMA")) == {}
 
 
-def test_what_is_written_under_a_product():
+@pytest.mark.parametrize("kind", ["HGMMA.64x64x16.F32.BF16", "QGMMA.64x16x32.F32.E4M3.E4M3"])
+def test_what_is_written_under_a_product(kind):
     """Of products that go on: what their operands are in is free when they are waited for, and not before."""
     from specdec_kernels.gpu.sass import overwritten
 
     def listed(*lines):
         return "\n".join(f"        /*{16 * i:04x}*/    {line} ;   /* 0x0 */" for i, line in enumerate(lines))
 
-    product, wait = "HGMMA.64x64x16.F32.BF16 R24, R56, gdesc[UR8], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    product, wait = f"{kind} R24, R56, gdesc[UR8], R24, gsb0", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
     write = "LDSM.16.M88.4 R52, [R9]", "@P1 LDSM.16.M88.4 R56, [R9+UR4]"
     assert overwritten(listed(*write, product, write[0], "STS [R57], R3", wait, *write)) == []
     assert overwritten(listed(product, *write, wait)) == [write[1].removeprefix("@P1 ")]

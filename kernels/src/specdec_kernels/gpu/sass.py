@@ -12,18 +12,20 @@ import re
 from collections import Counter
 
 _INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?(.*?)\s*;")
-_PRODUCT = re.compile(r"HGMMA\S*\s+R\d+, R(\d+), gdesc")
+_PRODUCT = re.compile(r"[HQI]GMMA\S*\s+R\d+, R(\d+), gdesc")
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
 _BRANCH = re.compile(r"BRA\S*\s+(?:!?U?P\w+, )?`?\(?(0x[0-9a-f]+)")
 _WRITTEN = re.compile(r"\S+\s+(?:!?P\w+, )?R(\d+)\b")
+#: ``wgmma`` of bfloat16, of float8 and of int8.
+_PRODUCTS = ("HGMMA", "QGMMA", "IGMMA")
 #: They have a register first that they read.
-_WRITE_NONE = ("ST", "LDGSTS", "RED", "BAR", "BRA", "HGMMA")
-#: Registers of a thread that hold 64 x 16 weights of two bytes.
+_WRITE_NONE = ("ST", "LDGSTS", "RED", "BAR", "BRA", *_PRODUCTS)
+#: Registers of a thread that hold 64 x 16 weights of two bytes, or 64 x 32 of one.
 _OPERAND = 4
 
 #: Instructions by what they keep busy, in the order in which they are looked for.
 _CLASSES = {
-    "tensor": r"HGMMA|QGMMA|HMMA|IMMA",
+    "tensor": r"[HQI]GMMA|HMMA|QMMA|IMMA",
     "wait": r"WARPGROUP|WARPSYNC|DEPBAR|LDGDEPBAR|BAR|SYNCS|FENCE|MEMBAR|NANOSLEEP",
     "load": r"LDGSTS|LDG|UTMA|UBLK|LD\.",
     "shared": r"LDS|STS",
@@ -88,7 +90,7 @@ def _behind(instruction: str, groups: _Groups) -> _Groups:
     if product := _PRODUCT.match(instruction):
         first = int(product[1])
         groups = (*groups[:-1], groups[-1] | set(range(first, first + _OPERAND)))
-    if instruction.startswith("HGMMA") and "gsb0" in instruction:
+    if instruction.startswith(_PRODUCTS) and "gsb0" in instruction:
         groups = (*groups, frozenset())
     return groups[-8:]
 
