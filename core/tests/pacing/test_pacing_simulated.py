@@ -92,6 +92,18 @@ def test_near_the_best_fixed_length_and_never_below_plain(rows, rate):
     assert sum(engine.lengths.values()) == 600 * rows
 
 
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8])
+def test_128_rows_as_an_h200_has_them(rate):
+    """Milliseconds of the 8B shape with an EAGLE-3 head: alone at start-up, then in the loop."""
+    alone = {0: 6.06, 1: 8.05, 2: 14.14, 3: 15.54, 5: 24.52, 7: 33.5}
+    loop = {0: 7.65, 1: 10.40, 2: 16.36, 3: 18.6, 5: 27.8, 7: 37.0}
+    curve = MeasuredCurve({(128, 1 + width): ms / 1e3 for width, ms in alone.items()})
+    engine = Engine(128, lambda rows, width: loop[width] / 1e3, curve)
+    speed = engine.run(rate, 300)
+    assert speed >= 0.95 * max(engine.fixed(rate, width) for width in WIDTHS)
+    assert speed >= 0.97 * engine.fixed(rate, 0)
+
+
 @pytest.mark.parametrize("a_level", [2.0, 20.0])
 @pytest.mark.parametrize("rows", BATCHES)
 def test_drafting_that_nobody_measured_is_found_out_cheaply(rows, a_level):

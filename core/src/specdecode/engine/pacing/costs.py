@@ -117,6 +117,11 @@ class StepCosts:
         load = self._loads.get(bucket(rows))
         return load is not None and tokens in load.timed
 
+    def known(self, rows: int, tokens: int) -> bool:
+        """Whether it was timed as often as it takes for the timings to be believed."""
+        load = self._loads.get(bucket(rows))
+        return load is not None and load.timed.get(tokens, 0) >= (2 if self.with_drafting else 1)
+
 
 class DraftCosts:
     """Seconds of drafting by rows and by the most drafts of a row, where it is timed apart from the step."""

@@ -18,7 +18,7 @@ from .scores import ScoreScale
 START = "start"  #: nothing, to learn what a plain step of this load costs
 GAIN = "gain"  #: what pays best
 NO_GAIN = "no_gain"  #: nothing, for no draft pays
-EXPLORE = "explore"  #: more than what pays, to see whether it would
+EXPLORE = "explore"  #: more than what pays, to see whether it would, or less, to see what that costs
 REST = "rest"  #: nothing, and the proposer is not fed, for no draft has paid for a while
 REASONS = (START, GAIN, NO_GAIN, EXPLORE, REST)
 
@@ -221,6 +221,13 @@ class Pacer:
         if gaps is not None and self.resting:
             return self._rest_on(rows, limits, widths, gaps, seconds)
         exploring.saved(seconds(width))
+        narrower = self._unknown_below(width, widths, count)
+        if narrower is not None:
+            rate = expected_tokens(gains, able, width) / seconds(width)
+            loss = PROBE_STEPS * (seconds(narrower) - expected_tokens(gains, able, narrower) / rate)
+            if exploring.affords(loss):
+                exploring.begin(narrower, PROBE_STEPS - 1)
+                return self._alike(rows, able, narrower, EXPLORE)
         wider = next((more for more in widths if more > width), width)
         loss = PROBE_STEPS * (seconds(wider) - seconds(width))
         if width < min(wider, max(able)) and exploring.affords(loss):
@@ -232,6 +239,17 @@ class Pacer:
         if gaps is not None and not self._promising(gains, limits, able, widths, seconds):
             self.feeds = not self._rest.found_no_gain(count)
         return self._alike(rows, able, 0, NO_GAIN if self.feeds else REST)
+
+    def _unknown_below(self, width: int, widths: Sequence[int], rows: int) -> int | None:
+        """The next narrower width, if steps of it were measured when the engine started and not since.
+
+        What is learned of others is taken for common to all of that load, and its own is not seen: plain
+        steps may have got cheaper by more than drafts gain.
+        """
+        below = max((own for own in widths if own < width), default=None)
+        if below is None or not self.whole.with_drafting or self.whole.known(rows, 1 + below):
+            return None
+        return below
 
     def _promising(
         self,
