@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from specdec_kernels.gpu import launch
 from specdec_kernels.projection.mainloop import prefetch
+from specdec_kernels.projection.quantized import _joined
 from specdec_kernels.quantized import QuantizedMatrix
 from triton.language.extra import cuda
 
@@ -106,16 +107,6 @@ def split_kernel(X, PARTS, SCALES, SUMS, K: tl.constexpr, WIDE: tl.constexpr, PD
     group = tl.arange(0, WIDE // 128)
     tl.store(SUMS + m * (K // 128) + group, sums, mask=group < K // 128)
     tl.store(SCALES + m, (119 + exponent << 23).to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def _joined(v, FIRST: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, WORDS: tl.constexpr):
-    if COUNT == 1:
-        return v[FIRST]
-    else:
-        one = _joined(v, FIRST, COUNT // 2, ROWS, WORDS)
-        other = _joined(v, FIRST + COUNT // 2, COUNT // 2, ROWS, WORDS)
-        return tl.reshape(tl.permute(tl.join(one, other), (0, 2, 1)), (ROWS, COUNT * WORDS))
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -65,8 +65,7 @@ class OverlappedEngineCore(EngineCore):
         self._in_flight: list[InFlight] = []
         self._trouble: str | None = None  # what the host must see to before the next step
         self._fed = True  # whether the last launch fed the proposer
-        self._width = 0  # drafts of a row in the last launch
-        self._launched: set[Request] = set()  # who was in it
+        self._last: InFlight | None = None  # the last launch, as long as its rows sit
         self._alone = False  # whether nothing but steps over the seats was computed since the last launch
         self._before: InFlight | None = None  # the last step that was read
         self._faults = 0  # drafts cut on the device, as far as counted
@@ -319,13 +318,13 @@ class OverlappedEngineCore(EngineCore):
             self._trouble = LOST  # nobody knows how far the device came: the host's knowledge counts
             raise
         width = max(budgets) if self._on_host else tokens - 1
-        self._in_flight.append(self._send_home(output, len(live), width, span, rests))
+        flight = self._send_home(output, len(live), width, span, rests)
+        self._in_flight.append(flight)
         for request in live:
             if rests and request is not None and request.own:
                 request.rests = True
-        self._admission.launched(time.perf_counter(), alone=self._alone)
-        self._width, self._alone = width, True
-        self._launched = {request for request in live if request is not None}
+        self._admission.launched(flight.launched, alone=flight.follows)
+        self._last, self._alone = flight, True
         self.metrics.steps.inc()
         return True
 
@@ -355,7 +354,9 @@ class OverlappedEngineCore(EngineCore):
         else:
             copies = [own.clone() for own in wanted]
         span.end()
-        most = min(width, self._width)
+        last = self._last
+        drafted_for = set() if last is None else set(last.requests)
+        most = 0 if last is None else min(width, last.width)
         return InFlight(
             requests=list(self._seated),
             tokens=output.tokens,
@@ -368,7 +369,7 @@ class OverlappedEngineCore(EngineCore):
             width=width,
             # For who has just sat down none were made yet.
             offered=[
-                min(most, budget) if request in self._launched else 0
+                min(most, budget) if request in drafted_for else 0
                 for request, budget in zip(self._seated, self._budgets, strict=True)
             ],
             follows=self._alone,
@@ -484,7 +485,7 @@ class OverlappedEngineCore(EngineCore):
         if self.drafting is not None and self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
         self._seated, self._budgets, self._trouble = [], [], None
-        self._width, self._alone, self._launched = 0, False, set()
+        self._last, self._alone = None, False
         self._admission.stood_up()
 
     def _count_faults(self) -> None:

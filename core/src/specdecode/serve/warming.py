@@ -71,12 +71,14 @@ async def warm_up(llm: AsyncLLM) -> float:
         )
 
     found = list(sizes(most))
+    together, special = found[:_TOGETHER], found[:1]
     for length in found:
         await all_of([length])
-    await all_of(found[:_TOGETHER])
-    if found:
-        await ask("warm-up", found[0], _SPECIAL)
+    await all_of(together)
+    for length in special:
+        await ask("warm-up", length, _SPECIAL)
     await llm.call(LLMEngine.forget_requests)
     seconds = time.perf_counter() - started
-    logger.info("answered %d prompts to warm up, in %.1f s", len(found) + len(found[:_TOGETHER]) + 1, seconds)
+    count = len(found) + len(together) + len(special)
+    logger.info("answered %d prompts to warm up, in %.1f s", count, seconds)
     return seconds
