@@ -171,7 +171,7 @@ def test_chunks_and_preemption_change_nothing(targets, dtype, proposer):
     """Prompts in chunks of 24 tokens beside decoding rows, and a KV cache that is too small for all."""
     target = targets("llama", dtype)
     speculation = proposers(target.texts)[proposer]
-    small = {"max_num_batched_tokens": 160, "num_gpu_blocks_override": 90}
+    small = {"max_num_batched_tokens": 160, "num_gpu_blocks_override": 60}
     with target.engine(speculation, **small) as llm:
         assert target.together(llm) == target.expected
         assert _metrics(llm)["vllm:num_preemptions"] > 0

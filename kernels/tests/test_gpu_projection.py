@@ -249,6 +249,26 @@ def test_rows_gathered_side_by_side(count, width, dtype):
         assert torch.equal(side_by_side(other), torch.cat(list(other), 1))
 
 
+def test_rows_need_not_lie_one_behind_the_other(dtype):
+    """A state that stands for several tokens at once, as the root's of a tree, is a view of stride 0."""
+    one, spread = (randn(1, 100, seed=2, dtype=dtype).expand(4, -1), randn(4, 300, dtype=dtype)[:, ::3])
+    gain, ids = 1 + 0.3 * randn(100, seed=9, dtype=dtype), torch.tensor([3, 49, 0, 7], device=DEVICE)
+    table, (weight, _) = randn(50, 24, dtype=dtype), weights(100, 100, dtype, bias=False)
+    for rows in (one, spread):
+        whole = rows.clone(memory_format=torch.contiguous_format)
+        squares = reference.add(whole[None], None, gain).squares
+        for call in (
+            lambda x: gpu.join(ids, table, x, table_gain=None, feature_gain=gain, eps=EPS),
+            lambda x: gpu.gather([x, x], ids[2:] % 4),
+            lambda x: gpu.product(x, weight, None),
+            lambda x: gpu.add(x[None], Stream(x, x, None), gain).residual,
+            lambda x: gpu.add_product(x, weight, None, Stream(x, x, None), gain).residual,
+            lambda x: gpu.normalize(Stream(x, x, squares), gain, EPS),
+            lambda x: gpu.project_gate_up(Stream(x, x, squares), weight, None, eps=EPS, activation="silu"),
+        ):
+            assert torch.equal(call(rows), call(whole))
+
+
 @pytest.mark.parametrize("tokens", [1, 48] if CARD else [3])
 def test_a_layer_on_what_is_normalised_already(tokens, dtype):
     """Its input is of another width than the stream that it adds to."""

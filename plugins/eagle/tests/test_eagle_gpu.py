@@ -49,10 +49,9 @@ def run(target, config, dtype, **options):
         dtype=dtype,
         max_model_len=96,
         num_gpu_blocks_override=200,
-        max_num_seqs=8,
         skip_tokenizer_init=True,
         speculative_config=config,
-        **options,
+        **{"max_num_seqs": 8, **options},
     ) as llm:
         outputs = llm.generate([{"prompt_token_ids": own} for own in prompts], params, use_tqdm=False)
         values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
@@ -74,6 +73,20 @@ def test_the_same_tokens_as_without(target, heads, plain, head, shape, dtype, ea
     assert ids == plain[dtype]
     assert values["vllm:spec_decode_num_accepted_tokens"] > 0 or shape == "chain-greedy"
     assert not values.get("specdecode:proposer_failures")
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("shape", ["fixed", "grown"])
+@pytest.mark.parametrize("head", HEADS)
+def test_one_request_at_a_time_drafts_as_many_do(target, heads, plain, head, shape, eager):
+    """The root's feature of a single row is a view that stands for all of its children."""
+    config = {"model": str(heads[head]), **SHAPES[shape]}
+    alone, many = (
+        run(target, config, "float32", enforce_eager=eager, max_num_seqs=count) for count in (1, 8)
+    )
+    assert alone[0] == many[0] == plain["float32"]
+    accepted = [values["vllm:spec_decode_num_accepted_tokens"] for _, values in (alone, many)]
+    assert accepted[0] == accepted[1] > 0
 
 
 @pytest.mark.parametrize("head", HEADS)

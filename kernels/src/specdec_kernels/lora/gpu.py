@@ -39,7 +39,7 @@ def lora_delta(
     launch(
         shrink_kernel,
         (tiles, chunks, num_slots * len(parts)),
-        *(x, a, slots, middle, tokens),
+        *(x.contiguous(), a, slots, middle, tokens),
         K=inputs,
         R=rank,
         RP=padded,

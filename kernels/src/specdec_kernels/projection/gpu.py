@@ -53,7 +53,7 @@ def join(
         launch(
             join_kernel,
             (tokens, 2),
-            *(ids, table, table_gain, features, feature_gain, rows, y, eps),
+            *(ids, table, table_gain, features.contiguous(), feature_gain, rows, y, eps),
             E=embedded,
             H=width,
             BLOCK=triton.next_power_of_2(max(embedded, width)),
@@ -66,7 +66,8 @@ def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     tokens, width = len(rows), parts[0].shape[1]
     y = parts[0].new_empty(tokens, len(parts) * width)
     for first in range(0, len(parts) if tokens else 0, _GATHERED):
-        some = [*parts[first : first + _GATHERED], *[None] * _GATHERED][:_GATHERED]
+        some = [*(part.contiguous() for part in parts[first : first + _GATHERED]), *[None] * _GATHERED]
+        some = some[:_GATHERED]
         count = sum(part is not None for part in some)
         launch(
             gather_kernel,
@@ -169,7 +170,7 @@ def add_product(
     if tokens:
         _launch(
             add_kernel,
-            *(_tile("add", x, weight), width, weight, x, bias, delta, stream.residual, gain),
+            *(_tile("add", x, weight), width, weight, x, bias, delta, stream.residual.contiguous(), gain),
             *(new.residual, new.scaled, *_squares(new)),
             N=width,
             K=inputs,
@@ -182,7 +183,8 @@ def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Strea
     count, tokens, width = terms.shape
     new = Stream.empty(tokens, width, terms)
     if tokens:
-        residual = None if stream is None else stream.residual
+        terms = terms.contiguous()
+        residual = None if stream is None else stream.residual.contiguous()
         parts = (residual, gain, new.residual, new.scaled, *_squares(new))
         grid = (tokens, -(-width // _COLUMNS))
         launch(
@@ -204,7 +206,7 @@ def normalize(
     y = stream.residual.new_empty(tokens, width)
     if tokens:
         grid = (tokens, -(-width // _COLUMNS))
-        parts = (stream.residual, gain, *_squares(stream), rows, y, eps)
+        parts = (stream.residual.contiguous(), gain, *_squares(stream), rows, y, eps)
         launch(normalize_kernel, grid, *parts, H=width, COLUMNS=stream.columns, BLOCK=_COLUMNS, num_warps=4)
     return y
 
@@ -226,9 +228,9 @@ def _squares(stream: Stream) -> tuple[torch.Tensor | None, int]:
 
 
 def _ordered(x: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Inputs in the order of the weight's columns."""
+    """Inputs in the order of the weight's columns, a token behind the other: kernels read by address."""
     if isinstance(weight, torch.Tensor) or weight.order is None:
-        return x
+        return x.contiguous()
     return x.index_select(1, weight.order)
 
 
