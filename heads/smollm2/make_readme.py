@@ -28,8 +28,9 @@ from specdecode import LLM
 llm = LLM(model, speculative_config={"model": str(path("eagle3")), "num_speculative_tokens": 3})
 ```
 
-`specdecode demo` finds them by the entry-point group `specdecode.heads`: given the fingerprint of a target
-(`specdecode.models.fingerprint`: its sizes and its final norm), the heads that were trained for it.
+`specdecode demo` finds those that pay by the entry-point group `specdecode.heads`: given the fingerprint of
+a target (`specdecode.models.fingerprint`: its sizes and its final norm), the heads that were trained for it
+and are no mere references of their formats.
 
 This file is written by `python heads/smollm2/make_readme.py` from each head's `training.json`.
 
@@ -69,7 +70,8 @@ def readme(trained: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, float])
     lines += [_row(name, report, sizes[name]) for name, report in trained.items()]
     for name, report in trained.items():
         command = command_of({**report, "model": TARGET})
-        lines += ["", f"### {name}", "", "    " + command, "", *curve_of(report)]
+        note = [report["note"], ""] if "note" in report else []
+        lines += ["", f"### {name}", "", *note, "    " + command, "", *curve_of(report)]
     return "\n".join(lines) + "\n"
 
 

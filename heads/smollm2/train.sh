@@ -3,8 +3,8 @@
 #
 #     heads/smollm2/train.sh MODEL OUT [HEAD...]     # eagle3 eagle medusa mlp_speculator; all if none is named
 #
-# MODEL: SmolLM2-135M-Instruct, a directory or the .gguf file. The first head writes answers and states into OUT/work,
-# which the others read; they train side by side. What is published lies in OUT/HEAD/checkpoint: copy it to
+# MODEL: SmolLM2-135M-Instruct, a directory or the .gguf file. The first head writes answers into OUT/work, which the
+# others read; they train side by side. What is published lies in OUT/HEAD/checkpoint: copy it to
 # src/specdec_heads_smollm2/HEAD and run make_readme.py. MINUTES of training each (4), DATA_MINUTES of writing (1)
 # at most, DATA_TOKENS (3 million) of answers, WRITERS processes (6), MORE for further options of all, as in MORE="--no-conform".
 set -euo pipefail
@@ -33,7 +33,7 @@ train() {
   read -ra options <<<"$(own_options "$1")"
   specdecode train "$1" --model "$model" --data "$out/prompts.jsonl" --data self --out "$out/$1" --work "$out/work" \
     --data-tokens "${DATA_TOKENS:-3000000}" --data-minutes "${DATA_MINUTES:-1}" --writers "${WRITERS:-6}" --batch-size 128 \
-    --prompt-tokens 512 --answer-tokens 384 --temperatures 0,0.7,0,1 --held-out 96 --seed 0 \
+    --fresh-states --prompt-tokens 512 --answer-tokens 384 --temperatures 0,0.7,0,1 --held-out 96 --seed 0 \
     --minutes "${MINUTES:-4}" "${options[@]}" "${more[@]}" >"$out/$1.log" 2>&1
 }
 

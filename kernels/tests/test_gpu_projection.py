@@ -257,16 +257,18 @@ def test_rows_need_not_lie_one_behind_the_other(dtype):
     for rows in (one, spread):
         whole = rows.clone(memory_format=torch.contiguous_format)
         squares = reference.add(whole[None], None, gain).squares
-        for call in (
+        calls = (
             lambda x: gpu.join(ids, table, x, table_gain=None, feature_gain=gain, eps=EPS),
             lambda x: gpu.gather([x, x], ids[2:] % 4),
             lambda x: gpu.product(x, weight, None),
             lambda x: gpu.add(x[None], Stream(x, x, None), gain).residual,
             lambda x: gpu.add_product(x, weight, None, Stream(x, x, None), gain).residual,
-            lambda x: gpu.normalize(Stream(x, x, squares), gain, EPS),
-            lambda x: gpu.project_gate_up(Stream(x, x, squares), weight, None, eps=EPS, activation="silu"),
-        ):
-            assert torch.equal(call(rows), call(whole))
+            lambda x, by=squares: gpu.normalize(Stream(x, x, by), gain, EPS),
+            lambda x, by=squares: gpu.project_gate_up(
+                Stream(x, x, by), weight, None, eps=EPS, activation="silu"
+            ),
+        )
+        assert all(torch.equal(call(rows), call(whole)) for call in calls)
 
 
 @pytest.mark.parametrize("tokens", [1, 48] if CARD else [3])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
 import pytest
 import torch
 from specdec_train.answers import make_texts
-from specdec_train.corpus import Corpus, pack
+from specdec_train.corpus import Corpus, StoredStates
+from specdec_train.fresh import FreshStates
 from specdec_train.options import DataOptions
+from specdec_train.packing import pack
 from specdec_train.prompts import read_prompts, write_user_turns
 from specdec_train.states import make_states, state_file
 from specdec_train.target import Target
@@ -122,6 +125,12 @@ def test_a_target_that_ends_its_turns_writes_prompts_of_its_own(tmp_path):
 
 
 # -- states ---------------------------------------------------------------------------------------
+def dense_states(model, texts, taps, boundaries):
+    """``[N, H]`` at each boundary, of every document alone."""
+    found = [dense_forward(model, texts.document(index).tolist(), taps)[1] for index in range(len(texts))]
+    return {b: torch.cat([states[place] for states in found]) for place, b in enumerate(boundaries)}
+
+
 def test_states_are_those_of_a_dense_forward(tmp_path):
     """Of layers that add something, for texts of unequal length, two of them equal."""
     path = tiny_checkpoint(tmp_path / "t", num_hidden_layers=4, max_position_embeddings=128)
@@ -137,23 +146,45 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
     boundaries = [1, 3, "final"]
     target = target_of(path)
     make_states(target.engines(), store, boundaries)
-    corpus = Corpus.load(store.folder, store.load(), boundaries, target.device)
+    texts = Texts.joined(store.load())
+    stored = Corpus.of(
+        texts, lambda ids: StoredStates(store.folder, 2, boundaries, target.device), target.device
+    )
     model = load_model(
         resolve_model(path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=128
     )
     taps = [FINAL if boundary == "final" else Tap(boundary) for boundary in boundaries]
-    assert len(corpus.texts) == 7
-    for document in range(7):
-        start, stop = corpus.texts.starts[document : document + 2]
-        wanted = dense_forward(model, corpus.texts.document(document).tolist(), taps)[1]
-        for boundary, states in zip(boundaries, wanted, strict=True):
-            got = corpus.states[boundary][torch.arange(start, stop)]
-            torch.testing.assert_close(got, states, atol=1e-5, rtol=1e-4)
-    assert not torch.allclose(wanted[0], wanted[1])
+    fresh = Corpus.of(texts, lambda ids: FreshStates(model, boundaries, ids), target.device)
+    assert len(texts) == 7
+    # Rows of 24 tokens: some documents are cut, of which the later parts see the earlier ones.
+    rows = pack(texts, np.random.default_rng(1).permutation(7), 24, target.device, rows_multiple=4)
+    seen = 0
+    for first in range(0, len(rows), 4):
+        batches = [corpus.batch(rows, slice(first, first + 4)) for corpus in (stored, fresh)]
+        there = batches[0].documents >= 0
+        index = rows.index[first : first + 4]
+        seen += int(there.sum())
+        for boundary, states in dense_states(model, texts, taps, boundaries).items():
+            for batch in batches:
+                assert batch.features[boundary].shape == (4, 24, states.shape[1])
+                torch.testing.assert_close(
+                    batch.features[boundary][there], states[index[there]], atol=1e-5, rtol=1e-4
+                )
+    assert seen == len(texts.ids)
     file = state_file(store.folder, 1, 0)
     stamp = file.stat().st_mtime_ns
     make_states(target.engines(), store, boundaries)
     assert file.stat().st_mtime_ns == stamp  # what is there is not made again
+
+
+def test_states_that_do_not_fit_on_the_disk_are_refused(tmp_path, monkeypatch):
+    path = tiny_checkpoint(tmp_path / "t", num_hidden_layers=4)
+    store = TextStore(tmp_path / "store")
+    store.save(0, Texts.of([[5, 6]], [[7, 8]], [True], [False]))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match=r"--work: .* GiB left: .*--fresh-states"):
+        make_states(target_of(path).engines(), store, [1, "final"])
+    assert not state_file(store.folder, 1, 0).exists()
 
 
 # -- batches --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,14 +56,8 @@ class Scripted(torch.nn.Module):
 def test_held_out_acceptance_walks_as_decoding_does(right):
     """Answers of 13 tokens: the first comes with the prompt, then each step gives right + 1 tokens."""
     texts = Texts.of([[5, 6, 7]] * 2, [list(range(20, 33)), list(range(40, 53))], [True] * 2, [True] * 2)
-    corpus = Corpus(
-        texts=texts,
-        ids=torch.from_numpy(texts.ids).long(),
-        answer=torch.from_numpy(texts.answer),
-        positions=torch.cat([torch.arange(16)] * 2),
-        states={},
-        device=torch.device("cpu"),
-    )
+    nothing = SimpleNamespace(features=lambda rows, part: {})
+    corpus = Corpus.of(texts, lambda ids: nothing, torch.device("cpu"))
     held_out = HeldOut(corpus, row_tokens=20, batch_rows=2, depth=4)
     found = held_out.evaluate(Scripted(right), torch.enable_grad())
     steps, left = [], 12

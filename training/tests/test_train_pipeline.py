@@ -56,6 +56,20 @@ def test_what_is_trained_is_published_and_drafts_better_than_what_is_not(method,
     assert written[0] == written[1]
 
 
+def test_fresh_states_train_as_stored_ones_do_and_store_none(train, tmp_path):
+    if "eagle3" not in recipes():
+        pytest.skip("specdec-eagle is not installed")
+    curves = []
+    for flags in (["--fresh-states"], []):
+        work = tmp_path / f"work-{len(flags)}"
+        own = RECIPES["eagle3"] | {"steps": 40, "work": work}
+        done = train("eagle3", tmp_path / f"run-{len(flags)}", "--force", "--no-gate", *flags, **own)
+        assert done.code == 0, done.stdout + done.stderr
+        assert bool(list(work.glob("*/states-*"))) == (not flags)
+        curves.append([point["loss"] for point in done.told["curve"]])
+    assert len(curves[0]) >= 2 and curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
 class Killed(BaseException):
     """As if the process ended."""
 

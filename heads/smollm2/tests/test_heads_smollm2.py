@@ -18,12 +18,13 @@ FILES = {"config.json", "training.json"}
 def made(tmp_path, monkeypatch):
     """Two heads for a target and one for another."""
     monkeypatch.setattr(package, "_FOLDER", tmp_path)
-    for name, known in (("b", "one"), ("a", "one"), ("c", "two")):
+    for name, known in (("b", "one"), ("a", "one"), ("c", "two"), ("d", "one")):
         (tmp_path / name).mkdir()
         told = {
             "method": name,
             "target_fingerprint": known,
             "speculative_config": {"method": name, "num_speculative_tokens": 5},
+            "reference": name == "d",
         }
         (tmp_path / name / "training.json").write_text(json.dumps(told))
     (tmp_path / "not_a_head").mkdir()
@@ -31,11 +32,11 @@ def made(tmp_path, monkeypatch):
 
 
 def test_heads_are_found_by_name(made):
-    assert package.names() == ("a", "b", "c")
+    assert package.names() == ("a", "b", "c", "d")
     assert package.path("b") == made / "b"
-    with pytest.raises(KeyError, match=r"no head is named 'eagle9'; there are a, b, c"):
+    with pytest.raises(KeyError, match=r"no head is named 'eagle9'; there are a, b, c, d"):
         package.path("eagle9")
-    with pytest.raises(KeyError, match="there are a, b, c"):
+    with pytest.raises(KeyError, match="there are a, b, c, d"):
         package.path("not_a_head")
 
 

@@ -1,26 +1,23 @@
-"""Texts and states on the device, and batches of them.
-
-A whole epoch is packed at once, so that a step costs the host nothing.
-"""
+"""Texts on the device, the target's states of them, and batches of both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import numpy as np
 import torch
 from specdecode.models.weights import stored_in
 
+from .packing import PackedRows, pack
 from .recipe import Batch, Boundary
 from .states import state_file
 from .texts import Texts
 
 #: Share of the device's free memory that states may fill; what does not fit stays in its files.
 _RESIDENT = 0.6
-#: Rows that are open while an epoch is packed.
-_OPEN_ROWS = 64
 
 
 class States:
@@ -60,6 +57,32 @@ def _mapped(file: Path) -> torch.Tensor:
     return tensor.map()
 
 
+class StateSource(Protocol):
+    """Where the target's states of a batch come from."""
+
+    def features(self, rows: PackedRows, part: slice) -> Mapping[Boundary, torch.Tensor]:
+        """Of rows ``part``, ``[B, T, H]`` at each boundary, on the device."""
+
+
+class StoredStates:
+    """States that were written once (:func:`~specdec_train.states.make_states`)."""
+
+    def __init__(
+        self, folder: Path, shards: int, boundaries: Sequence[Boundary], device: torch.device
+    ) -> None:
+        files = {
+            boundary: [state_file(folder, boundary, shard) for shard in range(shards)]
+            for boundary in boundaries
+        }
+        size = sum(file.stat().st_size for group in files.values() for file in group)
+        resident = device.type == "cuda" and size < _RESIDENT * torch.cuda.mem_get_info(device)[0]
+        self._at = {boundary: States(group, device, resident=resident) for boundary, group in files.items()}
+
+    def features(self, rows: PackedRows, part: slice) -> Mapping[Boundary, torch.Tensor]:
+        index = rows.index[part]
+        return {boundary: states[index] for boundary, states in self._at.items()}
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Corpus:
     """Everything that batches are made of."""
@@ -68,33 +91,25 @@ class Corpus:
     ids: torch.Tensor  #: ``[N]`` int64, on the device
     answer: torch.Tensor  #: ``[N]`` bool, on the device
     positions: torch.Tensor  #: ``[N]`` int64, on the device
-    states: Mapping[Boundary, States]
-    device: torch.device
+    states: StateSource
 
     @classmethod
-    def load(
-        cls, folder: Path, shards: Sequence[Texts], boundaries: Sequence[Boundary], device: torch.device
-    ) -> Corpus:
-        texts = Texts.joined(shards)
-        files = {
-            boundary: [state_file(folder, boundary, shard) for shard in range(len(shards))]
-            for boundary in boundaries
-        }
-        size = sum(file.stat().st_size for group in files.values() for file in group)
-        resident = device.type != "cuda" or size < _RESIDENT * torch.cuda.mem_get_info(device)[0]
+    def of(cls, texts: Texts, states: Callable[[torch.Tensor], StateSource], device: torch.device) -> Corpus:
+        """``states`` is given the texts' ids ``[N]`` on the device."""
         lengths = np.diff(texts.starts)
         positions = np.arange(len(texts.ids)) - np.repeat(texts.starts[:-1], lengths)
+        ids = torch.from_numpy(texts.ids).to(device, torch.int64)
         return cls(
             texts=texts,
-            ids=torch.from_numpy(texts.ids).to(device, torch.int64),
+            ids=ids,
             answer=torch.from_numpy(texts.answer).to(device),
             positions=torch.from_numpy(positions).to(device),
-            states={
-                boundary: States(group, device, resident=resident and device.type == "cuda")
-                for boundary, group in files.items()
-            },
-            device=device,
+            states=states(ids),
         )
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
 
     def batch(self, rows: PackedRows, part: slice) -> Batch:
         """Rows ``part``, gathered."""
@@ -105,66 +120,15 @@ class Corpus:
             answer=self.answer[index] & there,
             documents=documents,
             positions=self.positions[index] * there,
-            features={boundary: states[index] for boundary, states in self.states.items()},
+            features=self.states.features(rows, part),
         )
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class PackedRows:
-    """Rows of tokens on the device: of each place the token's index in the corpus, and its document."""
-
-    index: torch.Tensor  #: ``[R, T]`` int64; 0 where there is none
-    documents: torch.Tensor  #: ``[R, T]`` int64, counted within the row; -1: padding
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-
-def pack(
-    texts: Texts, chosen: np.ndarray, row_tokens: int, device: torch.device, *, rows_multiple: int = 1
-) -> PackedRows:
-    """Put documents into rows, in their order: each into the first of the open rows that has room.
-
-    A document longer than a row is cut; the parts count as documents. Rows are filled up with empty ones to a
-    multiple of ``rows_multiple``.
-    """
-    placed: list[list[tuple[int, int]]] = []
-    room: list[int] = []
-    first_open = 0
-    for start, stop in _pieces(texts, chosen, row_tokens):
-        length = stop - start
-        for row in range(max(first_open, len(room) - _OPEN_ROWS), len(room)):
-            if room[row] >= length:
-                break
-        else:
-            placed.append([])
-            room.append(row_tokens)
-            row = len(room) - 1
-        placed[row].append((start, stop))
-        room[row] -= length
-    count = -(-len(placed) // rows_multiple) * rows_multiple
-    index = np.zeros((count, row_tokens), np.int64)
-    documents = np.full((count, row_tokens), -1, np.int64)
-    for row, pieces in enumerate(placed):
-        at = 0
-        for document, (start, stop) in enumerate(pieces):
-            index[row, at : at + stop - start] = np.arange(start, stop)
-            documents[row, at : at + stop - start] = document
-            at += stop - start
-    return PackedRows(
-        index=torch.from_numpy(index).to(device), documents=torch.from_numpy(documents).to(device)
-    )
-
-
-def _pieces(texts: Texts, chosen: np.ndarray, longest: int) -> Iterator[tuple[int, int]]:
-    for document in chosen:
-        start, stop = int(texts.starts[document]), int(texts.starts[document + 1])
-        for begin in range(start, stop, longest):
-            yield begin, min(begin + longest, stop)
-
-
 class Batches:
-    """The batch of every step: epochs in orders that follow from the seed and their number alone."""
+    """The batch of every step: epochs in orders that follow from the seed and their number alone.
+
+    A whole epoch is packed at once, so that a step costs the host nothing.
+    """
 
     def __init__(self, corpus: Corpus, *, row_tokens: int, batch_rows: int, seed: int) -> None:
         self._corpus, self._row_tokens, self._batch_rows, self._seed = corpus, row_tokens, batch_rows, seed

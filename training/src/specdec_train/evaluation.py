@@ -8,7 +8,8 @@ import attrs
 import numpy as np
 import torch
 
-from .corpus import Corpus, pack
+from .corpus import Corpus
+from .packing import pack
 from .recipe import Batch, Trainee
 
 

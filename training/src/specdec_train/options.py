@@ -67,6 +67,11 @@ class LoopOptions:
         "optimizer steps; none: until --minutes are over", default=None, validator=within(1)
     )
     minutes: float | None = option("most minutes of training", default=None, validator=_positive)
+    fresh_states: bool = option(
+        "compute the target's states anew with each batch instead of storing them for all texts: wants no "
+        "disk, and is sooner unless texts are gone through ten times or more",
+        default=False,
+    )
     row_tokens: int = option(
         "tokens of a row, into which texts are packed", default=512, validator=within(16)
     )

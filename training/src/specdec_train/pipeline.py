@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +18,14 @@ import torch
 from specdecode.contract import ConfigError
 
 from .answers import make_texts
-from .corpus import Batches, Corpus
+from .corpus import Batches, Corpus, StateSource, StoredStates
 from .evaluation import Acceptance, HeldOut
+from .fresh import FreshStates
 from .gate import GateRefused, Verdict, judge
 from .loop import Point, Progress, Training
 from .options import DataOptions, LoopOptions, PublishOptions
 from .publishing import write_checkpoint
-from .recipe import Recipe
+from .recipe import Boundary, Recipe
 from .report import write_report
 from .states import make_states
 from .target import Target
@@ -81,14 +83,15 @@ def run(asked: Run, teller: Teller) -> Outcome:
 
     teller.stage("answers", data.data_tokens)
     texts = make_texts(target.writer(data), store, asked.data, data, advance=teller.advance)
-    teller.stage("states", float(len(texts.ids)))
-    make_states(target.engines(), store, taps, advance=teller.advance)
+    loop = asked.loop_options
+    if not loop.fresh_states:
+        teller.stage("states", float(len(texts.ids)))
+        make_states(target.engines(), store, taps, advance=teller.advance)
 
     _free(target)
     torch.manual_seed(data.seed)
     for_training = target.for_training(texts.counts(target.info.vocab_size))
-    corpus = Corpus.load(store.folder, store.load(), taps, target.device)
-    loop = asked.loop_options
+    corpus = Corpus.of(texts, _states(loop, target, store, taps), target.device)
     module = asked.recipe.build(asked.options, for_training)
     rows = {"row_tokens": loop.row_tokens, "batch_rows": loop.batch_rows}
     training = Training(
@@ -148,6 +151,15 @@ def run(asked: Run, teller: Teller) -> Outcome:
     shutil.rmtree(path, ignore_errors=True)
     os.replace(draft, path)
     return Outcome(published=True, path=path, held_out=held_out, verdict=verdict, report=report)
+
+
+def _states(
+    loop: LoopOptions, target: Target, store: TextStore, taps: tuple[Boundary, ...]
+) -> Callable[[torch.Tensor], StateSource]:
+    """What makes the source of states, given the texts' ids."""
+    if loop.fresh_states:
+        return functools.partial(FreshStates, target.decoder(), taps)
+    return lambda ids: StoredStates(store.folder, len(store.files()), taps, target.device)
 
 
 def _free(target: Target) -> None:

@@ -7,6 +7,7 @@ what they are, captured graphs over seats, in which nobody may ask whose row is 
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from specdecode import SamplingParams
 from specdecode.contract import (
+    ConfigError,
     Drafts,
     Needs,
     Place,
@@ -136,6 +138,14 @@ def make_states(
             max_model_len=longest + 2,
         ) as llm,
     ):
+        target = llm.llm_engine.target
+        to_come = sum(
+            len(texts.ids)
+            for shard, texts in enumerate(shards)
+            for boundary in missing
+            if not state_file(folder, boundary, shard).is_file()
+        )
+        _check_room(folder, to_come * target.hidden_size * getattr(torch, target.dtype).itemsize)
         for shard, texts in enumerate(shards):
             tokens += len(texts.ids)
             if all(state_file(folder, boundary, shard).is_file() for boundary in missing):
@@ -144,6 +154,17 @@ def make_states(
             for boundary, states in zip(missing, collector.states, strict=True):
                 save_states(state_file(folder, boundary, shard), states[:-1])
             advance(tokens, f"{tokens / (clock() - began):,.0f} tokens/s")
+
+
+def _check_room(folder: Path, wanted: int) -> None:
+    """Raise ConfigError if so many bytes do not fit beside ``folder``'s texts."""
+    free = shutil.disk_usage(folder).free
+    if wanted > free:
+        raise ConfigError(
+            f"--work: the target's states of the texts take {wanted / 2**30:.1f} GiB, and {folder} has "
+            f"{free / 2**30:.1f} GiB left: give another directory, ask for fewer --data-tokens, or compute "
+            "them with each batch (--fresh-states)"
+        )
 
 
 def save_states(file: Path, states: torch.Tensor) -> None:

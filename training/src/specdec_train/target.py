@@ -94,6 +94,13 @@ class Target:
             keywords=keywords,
         )
 
+    def decoder(self) -> models.Decoder:
+        """Its layers and weights, on the device, outside of any engine."""
+        longest = self.info.max_model_len
+        model = models.load_model(self.files, dtype=self.dtype, device=self.device, max_model_len=longest)
+        assert isinstance(model, models.Decoder)  # as resolve() made sure
+        return model
+
     def for_training(self, counts: np.ndarray) -> TrainingTarget:
         """Its embeddings, output layer and final norm, on the device."""
         found: dict[str, torch.Tensor] = {}

@@ -38,12 +38,14 @@ def path(name: str) -> Path:
 def heads(fingerprint: str) -> list[dict[str, Any]]:
     """A ready ``speculative_config`` of each head for one target: the entry point ``specdecode.heads``.
 
+    Heads that are here as references of their formats, and gain nothing, are left out.
+
     Args:
         fingerprint: of the target, by ``specdecode.models.fingerprint``.
     """
     found = []
     for name in names():
         trained = json.loads((_FOLDER / name / "training.json").read_text("utf-8"))
-        if trained.get("target_fingerprint") == fingerprint:
+        if trained.get("target_fingerprint") == fingerprint and not trained.get("reference"):
             found.append({**trained["speculative_config"], "model": str(_FOLDER / name)})
     return found

@@ -1,0 +1,131 @@
+"""The target's states computed anew with each batch: nothing is stored, and no pass goes before training.
+
+A batch costs a forward of the target more. Stored states (:mod:`specdec_train.states`) cost the same once,
+``H`` times boundaries times two bytes a token on the disk and on the device, and their way there and back:
+they pay where texts are gone through many times.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+import torch
+from specdec_kernels.attention import AttentionMetadata
+from specdecode.models import Decoder
+
+from .packing import PackedRows, Piece
+from .recipe import Boundary
+
+#: Slots of a KV block.
+_BLOCK = 16
+
+
+class FreshStates:
+    """Runs ``model`` over the documents of packed rows.
+
+    Of a document that was cut, what stands in front of a piece is computed as well: its states are those of
+    the whole text.
+    """
+
+    def __init__(self, model: Decoder, boundaries: Sequence[Boundary], ids: torch.Tensor) -> None:
+        """``ids``: ``[N]`` int64, of all texts, on the model's device."""
+        self._model, self._boundaries, self._ids = model, tuple(boundaries), ids
+        # One layer's memory serves all: each writes every slot before it reads any.
+        self._cache: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def features(self, rows: PackedRows, part: slice) -> Mapping[Boundary, torch.Tensor]:
+        """``[B, T, H]`` at each boundary; zeros where a row is filled up."""
+        chosen = rows.pieces[part]
+        shape = rows.index[part].shape
+        plan = _Plan.of(chosen, shape[1])
+        taps = tuple(boundary for boundary in self._boundaries if isinstance(boundary, int))
+        width = self._model.config.hidden_size
+        found = {
+            boundary: torch.zeros(shape[0] * shape[1], width, dtype=self._model.dtype, device=self._device)
+            for boundary in self._boundaries
+        }
+        if len(plan.tokens):
+            tokens, positions, slots, owners, source, place = self._on_device(plan)
+            meta = AttentionMetadata(
+                rows=owners,
+                positions=positions,
+                write_slots=slots,
+                base=positions + 1,
+                block_table=torch.from_numpy(plan.table).to(self._device),
+                block_size=_BLOCK,
+                lengths=plan.lengths,
+                max_slots=plan.table.shape[1] * _BLOCK,
+            )
+            caches = [self._memory(plan.blocks)] * self._model.config.num_layers
+            with torch.autocast(self._device.type, enabled=False):
+                hidden, tapped = self._model(self._ids[tokens], positions, meta, caches, taps)
+            made: dict[Boundary, torch.Tensor] = {"final": hidden}
+            made.update(zip(taps, tapped, strict=True))
+            for boundary, states in found.items():
+                states[place] = made[boundary][source]
+        return {boundary: states.view(*shape, width) for boundary, states in found.items()}
+
+    @property
+    def _device(self) -> torch.device:
+        return self._model.device
+
+    def _on_device(self, plan: _Plan) -> Sequence[torch.Tensor]:
+        """All indices in one copy."""
+        parts = (plan.tokens, plan.positions, plan.slots, plan.owners, plan.source, plan.place)
+        return torch.from_numpy(np.concatenate(parts)).to(self._device).split([len(p) for p in parts])
+
+    def _memory(self, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._cache is None or len(self._cache[0]) < blocks:
+            model, config = self._model, self._model.config
+            shapes = [(blocks, _BLOCK, model.kv_heads, dim) for dim in (config.head_dim, config.value_dim)]
+            keys, values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for shape in shapes)
+            self._cache = keys, values
+        return self._cache
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Plan:
+    """Where the tokens of one batch's documents go in, and where their states come out; int64 on the host."""
+
+    tokens: np.ndarray  #: ``[F]`` of the texts, a document behind the other
+    positions: np.ndarray  #: ``[F]``
+    slots: np.ndarray  #: ``[F]`` physical, in blocks of each document's own
+    owners: np.ndarray  #: ``[F]`` the document of each
+    source: np.ndarray  #: ``[S]`` which of ``F`` are wanted
+    place: np.ndarray  #: ``[S]`` and where in the rows, flattened
+    table: np.ndarray  #: ``[D, most blocks]``
+    lengths: tuple[int, ...]  #: of each document, as far as it is computed
+    blocks: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Piece]], row_tokens: int) -> _Plan:
+        pieces = [piece for row in rows for piece in row]
+        lengths = np.array([piece.stop - piece.document for piece in pieces], np.int64)
+        wanted = np.array([len(piece) for piece in pieces], np.int64)
+        blocks = -(-lengths // _BLOCK)
+        ends, last_blocks = np.cumsum(lengths), np.cumsum(blocks)
+        lefts = [0, *itertools.accumulate(wanted.tolist())]  # of the pieces, were all in one row
+        before = np.cumsum([0, *(sum(map(len, row)) for row in rows)])
+        row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        owners = np.repeat(np.arange(len(pieces)), lengths)
+        positions = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        begins = np.array([piece.document for piece in pieces], np.int64)
+        ahead = np.array([piece.start - piece.document for piece in pieces], np.int64)
+        within = np.arange(wanted.sum()) - np.repeat(np.array(lefts[:-1], np.int64), wanted)
+        columns = np.arange(blocks.max(initial=1))
+        return cls(
+            tokens=begins[owners] + positions,
+            positions=positions,
+            slots=(last_blocks - blocks)[owners] * _BLOCK + positions,
+            owners=owners,
+            source=np.repeat(ends - lengths + ahead, wanted) + within,
+            place=np.repeat(row_of * row_tokens + np.array(lefts[:-1], np.int64) - before[row_of], wanted)
+            + within,
+            table=np.where(columns < blocks[:, None], (last_blocks - blocks)[:, None] + columns, 0),
+            lengths=tuple(lengths.tolist()),
+            blocks=int(blocks.sum()),
+        )
