@@ -157,7 +157,7 @@ def rig(
         ray.shutdown()
         cluster.shutdown()
         monkeypatch.undo()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60  # they end by themselves, beside whatever else the machine has to do
     while left := processes.alive(seen):
         assert time.monotonic() < deadline, f"processes {left} of {len(seen)} are still there"
         time.sleep(0.1)
