@@ -156,6 +156,8 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
     taps = [FINAL if boundary == "final" else Tap(boundary) for boundary in boundaries]
     fresh = Corpus.of(texts, lambda ids: FreshStates(model, boundaries, ids), target.device)
     assert len(texts) == 7
+    wanted = dense_states(model, texts, taps, boundaries)
+    assert not torch.allclose(wanted[1], wanted[3])
     # Rows of 24 tokens: some documents are cut, of which the later parts see the earlier ones.
     rows = pack(texts, np.random.default_rng(1).permutation(7), 24, target.device, rows_multiple=4)
     seen = 0
@@ -164,7 +166,7 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
         there = batches[0].documents >= 0
         index = rows.index[first : first + 4]
         seen += int(there.sum())
-        for boundary, states in dense_states(model, texts, taps, boundaries).items():
+        for boundary, states in wanted.items():
             for batch in batches:
                 assert batch.features[boundary].shape == (4, 24, states.shape[1])
                 torch.testing.assert_close(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from specdecode.models.weights import stored_in
 
-from .packing import PackedRows, pack
+from .packing import PackedRows, pack, within
 from .recipe import Batch, Boundary
 from .states import state_file
 from .texts import Texts
@@ -96,14 +96,12 @@ class Corpus:
     @classmethod
     def of(cls, texts: Texts, states: Callable[[torch.Tensor], StateSource], device: torch.device) -> Corpus:
         """``states`` is given the texts' ids ``[N]`` on the device."""
-        lengths = np.diff(texts.starts)
-        positions = np.arange(len(texts.ids)) - np.repeat(texts.starts[:-1], lengths)
         ids = torch.from_numpy(texts.ids).to(device, torch.int64)
         return cls(
             texts=texts,
             ids=ids,
             answer=torch.from_numpy(texts.answer).to(device),
-            positions=torch.from_numpy(positions).to(device),
+            positions=torch.from_numpy(within(np.diff(texts.starts))).to(device),
             states=states(ids),
         )
 

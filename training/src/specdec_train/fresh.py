@@ -7,7 +7,6 @@ they pay where texts are gone through many times.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -16,7 +15,7 @@ import torch
 from specdec_kernels.attention import AttentionMetadata
 from specdecode.models import Decoder
 
-from .packing import PackedRows, Piece
+from .packing import PackedRows, Piece, within
 from .recipe import Boundary
 
 #: Slots of a KV block.
@@ -106,26 +105,21 @@ class _Plan:
         pieces = [piece for row in rows for piece in row]
         lengths = np.array([piece.stop - piece.document for piece in pieces], np.int64)
         wanted = np.array([len(piece) for piece in pieces], np.int64)
+        filled = np.array([sum(map(len, row)) for row in rows], np.int64)  # from each row's left end on
         blocks = -(-lengths // _BLOCK)
-        ends, last_blocks = np.cumsum(lengths), np.cumsum(blocks)
-        lefts = [0, *itertools.accumulate(wanted.tolist())]  # of the pieces, were all in one row
-        before = np.cumsum([0, *(sum(map(len, row)) for row in rows)])
-        row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        owners = np.repeat(np.arange(len(pieces)), lengths)
-        positions = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+        first_blocks = np.cumsum(blocks) - blocks
+        owners, positions = np.repeat(np.arange(len(pieces)), lengths), within(lengths)
         begins = np.array([piece.document for piece in pieces], np.int64)
-        ahead = np.array([piece.start - piece.document for piece in pieces], np.int64)
-        within = np.arange(wanted.sum()) - np.repeat(np.array(lefts[:-1], np.int64), wanted)
+        starts = np.array([piece.start for piece in pieces], np.int64)
         columns = np.arange(blocks.max(initial=1))
         return cls(
             tokens=begins[owners] + positions,
             positions=positions,
-            slots=(last_blocks - blocks)[owners] * _BLOCK + positions,
+            slots=first_blocks[owners] * _BLOCK + positions,
             owners=owners,
-            source=np.repeat(ends - lengths + ahead, wanted) + within,
-            place=np.repeat(row_of * row_tokens + np.array(lefts[:-1], np.int64) - before[row_of], wanted)
-            + within,
-            table=np.where(columns < blocks[:, None], (last_blocks - blocks)[:, None] + columns, 0),
+            source=np.repeat(np.cumsum(lengths) - lengths + starts - begins, wanted) + within(wanted),
+            place=np.repeat(np.arange(len(rows)) * row_tokens, filled) + within(filled),
+            table=np.where(columns < blocks[:, None], first_blocks[:, None] + columns, 0),
             lengths=tuple(lengths.tolist()),
             blocks=int(blocks.sum()),
         )

@@ -38,6 +38,11 @@ class PackedRows:
         return len(self.index)
 
 
+def within(lengths: np.ndarray) -> np.ndarray:
+    """``0 .. n - 1`` for each ``n`` of ``lengths``, one behind the other; int64."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
 def pack(
     texts: Texts, chosen: np.ndarray, row_tokens: int, device: torch.device, *, rows_multiple: int = 1
 ) -> PackedRows:
@@ -48,10 +53,9 @@ def pack(
     """
     placed: list[list[Piece]] = []
     room: list[int] = []
-    first_open = 0
     for piece in _pieces(texts, chosen, row_tokens):
         length = len(piece)
-        for row in range(max(first_open, len(room) - _OPEN_ROWS), len(room)):
+        for row in range(max(0, len(room) - _OPEN_ROWS), len(room)):
             if room[row] >= length:
                 break
         else:

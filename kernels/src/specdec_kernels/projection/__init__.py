@@ -56,7 +56,7 @@ def join(
     Args:
         ids: ``[T]`` int64, each below ``V``.
         table: ``[V, E]``, contiguous.
-        features: ``[T, H]``, contiguous; with ``rows`` of any number of tokens.
+        features: ``[T, H]``; with ``rows`` of any number of tokens.
         table_gain, feature_gain: ``[E]`` and ``[H]``; None: as they are, without a norm.
         eps: of the norms.
         rows: ``[T]`` int64, which of ``features`` is each token's; None: its own.
@@ -71,7 +71,7 @@ def gather(parts: Sequence[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
     """Rows of several tensors of one width, side by side: ``[T, n H]``.
 
     Args:
-        parts: ``n`` of ``[S, H]``, contiguous.
+        parts: ``n`` of ``[S, H]``.
         rows: ``[T]`` int64, each below ``S``.
     """
     return _implementation(*parts).gather(parts, rows)
@@ -189,7 +189,7 @@ def add_product(
     The product is rounded to the dtype before it is added. ``stream`` stays as it is.
 
     Args:
-        x: ``[T, K]``, contiguous.
+        x: ``[T, K]``.
         weight: ``[H, K]``, contiguous.
         bias: ``[H]``.
         gain: ``[H]``.
@@ -205,7 +205,7 @@ def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Strea
     summed in float32, in their order, and rounded to the dtype before they are added.
 
     Args:
-        terms: ``[n, T, H]``, contiguous.
+        terms: ``[n, T, H]``.
         stream: None: the sum begins one.
         gain: ``[H]``.
     """
@@ -223,7 +223,7 @@ def normalize(
 
 
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x W^T + b``: ``[T, K]`` and ``[N, K]``, both contiguous, to ``[T, N]`` of the dtype of ``x``."""
+    """``x W^T + b``: ``[T, K]`` and ``[N, K]``, this one contiguous, to ``[T, N]`` of the dtype of ``x``."""
     return _implementation(x, weight).product(x, weight, bias)
 
 
