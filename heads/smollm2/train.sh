@@ -19,7 +19,7 @@ mkdir -p "$out"
 
 own_options() {
   case $1 in
-    eagle3) echo "--intermediate-size 1344 --unrolled 5 --decay 0.85 --draft-vocab-size 8192 --fc-norm --learning-rate 0.001" ;;
+    eagle3) echo "--intermediate-size 2560 --unrolled 5 --decay 0.85 --draft-vocab-size 12288 --no-own-head --fc-norm" ;;
     # A reference for the format: with this target's large output layer it hardly pays.
     eagle) echo "--intermediate-size 768 --unrolled 5 --loss-vocab-size 8192 --force" ;;
     medusa) echo "--num-heads 4 --search-tree 16 --loss-vocab-size 8192 --force" ;;

@@ -1,4 +1,4 @@
-"""Sampling, verification and lookup compile for Hopper, with no card near; registers hold out."""
+"""Sampling, verification, lookup and distillation compile for Hopper, no card near; registers hold out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ VOCABULARY = 128256
 
 def launch_all(dtype):
     """Each operation once as a captured step calls it, on tensors without memory."""
+    from specdec_kernels.distillation import gpu as distillation
     from specdec_kernels.gpu.compiling import meta
     from specdec_kernels.matching import gpu as matching
     from specdec_kernels.noise import gpu as noise
@@ -30,6 +31,7 @@ def launch_all(dtype):
     def floats(*shape):
         return meta(*shape, dtype=torch.float32)
 
+    distillation.distill_(meta(8, 12288, dtype=dtype), meta(4, 12288, dtype=dtype), integers(8), floats(8))
     key = {"seed": integers(8), "index": integers(8)}
     filters = {"top_k": integers(8), "top_p": floats(8), "min_p": floats(8)}
     for tokens in (1, 6):

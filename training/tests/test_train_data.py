@@ -155,6 +155,7 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
     )
     taps = [FINAL if boundary == "final" else Tap(boundary) for boundary in boundaries]
     fresh = Corpus.of(texts, lambda ids: FreshStates(model, boundaries, ids), target.device)
+    kept = Corpus.of(texts, lambda ids: FreshStates(model, boundaries, ids, keep=True), target.device)
     assert len(texts) == 7
     wanted = dense_states(model, texts, taps, boundaries)
     assert not torch.allclose(wanted[1], wanted[3])
@@ -162,7 +163,7 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
     rows = pack(texts, np.random.default_rng(1).permutation(7), 24, target.device, rows_multiple=4)
     seen = 0
     for first in range(0, len(rows), 4):
-        batches = [corpus.batch(rows, slice(first, first + 4)) for corpus in (stored, fresh)]
+        batches = [corpus.batch(rows, slice(first, first + 4)) for corpus in (stored, fresh, kept)]
         there = batches[0].documents >= 0
         index = rows.index[first : first + 4]
         seen += int(there.sum())
@@ -173,6 +174,15 @@ def test_states_are_those_of_a_dense_forward(tmp_path):
                     batch.features[boundary][there], states[index[there]], atol=1e-5, rtol=1e-4
                 )
     assert seen == len(texts.ids)
+    # Kept ones are read in another order, whatever the model would say now.
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    rows = pack(texts, np.random.default_rng(2).permutation(7), 24, target.device, rows_multiple=4)
+    for corpus, same in ((kept, True), (fresh, False)):
+        batch = corpus.batch(rows, slice(0, 4))
+        there = batch.documents >= 0
+        expected = wanted["final"][rows.index[:4][there]]
+        assert torch.allclose(batch.features["final"][there], expected, atol=1e-5, rtol=1e-4) == same
     file = state_file(store.folder, 1, 0)
     stamp = file.stat().st_mtime_ns
     make_states(target.engines(), store, boundaries)

@@ -13,11 +13,8 @@ from specdecode.models.weights import stored_in
 
 from .packing import PackedRows, pack, within
 from .recipe import Batch, Boundary
-from .states import state_file
+from .states import fit, state_file
 from .texts import Texts
-
-#: Share of the device's free memory that states may fill; what does not fit stays in its files.
-_RESIDENT = 0.6
 
 
 class States:
@@ -75,7 +72,7 @@ class StoredStates:
             for boundary in boundaries
         }
         size = sum(file.stat().st_size for group in files.values() for file in group)
-        resident = device.type == "cuda" and size < _RESIDENT * torch.cuda.mem_get_info(device)[0]
+        resident = fit(size, device)  # what does not fit stays in its files
         self._at = {boundary: States(group, device, resident=resident) for boundary, group in files.items()}
 
     def features(self, rows: PackedRows, part: slice) -> Mapping[Boundary, torch.Tensor]:

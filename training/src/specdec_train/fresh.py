@@ -1,8 +1,8 @@
-"""The target's states computed anew with each batch: nothing is stored, and no pass goes before training.
+"""The target's states computed with each batch: nothing is stored, and no pass goes before training.
 
-A batch costs a forward of the target more. Stored states (:mod:`specdec_train.states`) cost the same once,
-``H`` times boundaries times two bytes a token on the disk and on the device, and their way there and back:
-they pay where texts are gone through many times.
+A batch costs a forward of the target more, once: on a GPU whose memory holds the states of all texts they
+stay there, and later epochs read them. Stored states (:mod:`specdec_train.states`) wait for a pass over all
+texts and their way to the disk and back: they pay where several runs share them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from specdecode.models import Decoder
 
 from .packing import PackedRows, Piece, within
 from .recipe import Boundary
+from .states import fit
 
 #: Slots of a KV block.
 _BLOCK = 16
@@ -29,9 +30,28 @@ class FreshStates:
     the whole text.
     """
 
-    def __init__(self, model: Decoder, boundaries: Sequence[Boundary], ids: torch.Tensor) -> None:
-        """``ids``: ``[N]`` int64, of all texts, on the model's device."""
+    def __init__(
+        self,
+        model: Decoder,
+        boundaries: Sequence[Boundary],
+        ids: torch.Tensor,
+        *,
+        keep: bool | None = None,
+    ) -> None:
+        """
+        Args:
+            ids: ``[N]`` int64, of all texts, on the model's device.
+            keep: whether what was computed stays in the device's memory; None: if there is room.
+        """
         self._model, self._boundaries, self._ids = model, tuple(boundaries), ids
+        shape = (len(ids), model.config.hidden_size)
+        if keep is None:
+            size = len(self._boundaries) * shape[0] * shape[1] * model.dtype.itemsize
+            keep = fit(size, self._device)
+        self._kept: dict[Boundary, torch.Tensor] = {}
+        if keep:
+            self._kept = {b: torch.empty(shape, dtype=model.dtype, device=ids.device) for b in boundaries}
+        self._computed = np.zeros(len(ids), bool)
         # One layer's memory serves all: each writes every slot before it reads any.
         self._cache: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -39,7 +59,11 @@ class FreshStates:
     def features(self, rows: PackedRows, part: slice) -> Mapping[Boundary, torch.Tensor]:
         """``[B, T, H]`` at each boundary; zeros where a row is filled up."""
         chosen = rows.pieces[part]
-        shape = rows.index[part].shape
+        index = rows.index[part]
+        if self._kept and all(self._computed[p.start : p.stop].all() for row in chosen for p in row):
+            there = (rows.documents[part] >= 0)[..., None]
+            return {boundary: states[index] * there for boundary, states in self._kept.items()}
+        shape = index.shape
         plan = _Plan.of(chosen, shape[1])
         taps = tuple(boundary for boundary in self._boundaries if isinstance(boundary, int))
         width = self._model.config.hidden_size
@@ -54,7 +78,7 @@ class FreshStates:
                 positions=positions,
                 write_slots=slots,
                 base=positions + 1,
-                block_table=torch.from_numpy(plan.table).to(self._device),
+                block_table=self._copied(plan.table),
                 block_size=_BLOCK,
                 lengths=plan.lengths,
                 max_slots=plan.table.shape[1] * _BLOCK,
@@ -66,16 +90,35 @@ class FreshStates:
             made.update(zip(taps, tapped, strict=True))
             for boundary, states in found.items():
                 states[place] = made[boundary][source]
+            self._keep(chosen, tokens[source], {b: made[b][source] for b in self._kept})
         return {boundary: states.view(*shape, width) for boundary, states in found.items()}
 
     @property
     def _device(self) -> torch.device:
         return self._model.device
 
+    def _keep(
+        self,
+        pieces: Sequence[Sequence[Piece]],
+        tokens: torch.Tensor,
+        made: Mapping[Boundary, torch.Tensor],
+    ) -> None:
+        for boundary, states in made.items():
+            self._kept[boundary][tokens] = states
+        for piece in (piece for row in pieces for piece in row):
+            self._computed[piece.start : piece.stop] = True
+
     def _on_device(self, plan: _Plan) -> Sequence[torch.Tensor]:
         """All indices in one copy."""
         parts = (plan.tokens, plan.positions, plan.slots, plan.owners, plan.source, plan.place)
-        return torch.from_numpy(np.concatenate(parts)).to(self._device).split([len(p) for p in parts])
+        return self._copied(np.concatenate(parts)).split([len(p) for p in parts])
+
+    def _copied(self, values: np.ndarray) -> torch.Tensor:
+        """From memory that is pinned: the host goes on while the device is behind."""
+        held = torch.from_numpy(values)
+        if self._device.type == "cuda":
+            held = held.pin_memory()
+        return held.to(self._device, non_blocking=True)
 
     def _memory(self, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache is None or len(self._cache[0]) < blocks:

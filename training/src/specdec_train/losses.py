@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specdec_kernels.distillation import distill_
 
 #: Logits of a chunk: 2^26 are 256 MiB in float32.
 _CHUNK_ELEMENTS = 1 << 26
@@ -58,18 +59,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros(weight.shape, device=weight.device) if wants_weight else None
         step = max(1, _CHUNK_ELEMENTS // size)
+        laws = target_logits.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, step):
                 part = slice(start, min(start + step, count))
                 states = hidden[part].to(dtype)
-                logits = (states @ output.T).float()
-                wanted = target_logits[rows[part]].float()
-                agree[part] = logits.argmax(-1) == wanted.argmax(-1)
-                law = wanted.softmax(-1)
-                log_q = logits.log_softmax(-1)
-                loss -= ((law * log_q).sum(-1) * weights[part]).sum()
-                # d loss / d logits = q - p
-                slope = (log_q.exp_().sub_(law).mul_(weights[part, None])).to(dtype)
+                slope = states @ output.T
+                losses, agree[part] = distill_(slope, laws, rows[part], weights[part])
+                loss += losses.sum()
                 if grad_hidden is not None:
                     grad_hidden[part] = (slope @ output).to(hidden.dtype)
                 if grad_weight is not None:

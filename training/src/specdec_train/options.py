@@ -68,8 +68,8 @@ class LoopOptions:
     )
     minutes: float | None = option("most minutes of training", default=None, validator=_positive)
     fresh_states: bool = option(
-        "compute the target's states anew with each batch instead of storing them for all texts: wants no "
-        "disk, and is sooner unless texts are gone through ten times or more",
+        "compute the target's states with the batches of the first epoch, and in later ones unless the "
+        "device's memory holds them, instead of storing them first: wants no disk and no pass before",
         default=False,
     )
     row_tokens: int = option(

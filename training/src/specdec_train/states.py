@@ -39,6 +39,8 @@ COLLECT = "collect-states"
 _BATCHED_TOKENS = 8192
 #: Share of a GPU's memory for the engine that computes them.
 _MEMORY = 0.5
+#: Share of a GPU's free memory that states may fill while they are trained on.
+_RESIDENT = 0.6
 
 
 @attrs.frozen(kw_only=True)
@@ -165,6 +167,11 @@ def _check_room(folder: Path, wanted: int) -> None:
             f"{free / 2**30:.1f} GiB left: give another directory, ask for fewer --data-tokens, or compute "
             "them with each batch (--fresh-states)"
         )
+
+
+def fit(num_bytes: int, device: torch.device) -> bool:
+    """Whether states of that size may stay in the memory of ``device``; on a CPU they never do."""
+    return device.type == "cuda" and num_bytes < _RESIDENT * torch.cuda.mem_get_info(device)[0]
 
 
 def save_states(file: Path, states: torch.Tensor) -> None:
