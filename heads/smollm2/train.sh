@@ -34,7 +34,7 @@ train() {
   specdecode train "$1" --model "$model" --data "$out/prompts.jsonl" --data self --out "$out/$1" --work "$out/work" \
     --data-tokens "${DATA_TOKENS:-3000000}" --data-minutes "${DATA_MINUTES:-1}" --writers "${WRITERS:-6}" --batch-size 128 \
     --fresh-states --prompt-tokens 512 --answer-tokens 384 --temperatures 0,0.7,0,1 --held-out 96 --seed 0 \
-    --minutes "${MINUTES:-4}" "${options[@]}" "${more[@]}" >"$out/$1.log" 2>&1
+    --minutes "${MINUTES:-4}" --licence "Apache-2.0, as the target's" "${options[@]}" "${more[@]}" >"$out/$1.log" 2>&1
 }
 
 for head in "${heads[@]}"; do own_options "$head" >/dev/null; done

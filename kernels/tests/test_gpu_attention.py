@@ -134,6 +134,26 @@ def test_windows_trees_and_rows_of_any_length(dtype, window):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 70])
+def test_where_processors_are_idle_few_tokens_of_a_tree_share_a_tile(monkeypatch, dtype, window):
+    """Which does not change a bit."""
+    rows = [tree(base) for base in (62, 130, 10)]
+    batch = Batch(rows, kv_heads=2, dtype=dtype)
+    found, shared = [], []
+    for processors in (2, 24, 132):
+        monkeypatch.setattr(gpu, "_num_sms", lambda device, processors=processors: processors)
+        batch.check(("listed", "uniform"), window=window)
+        meta = batch.meta("uniform")
+        found.append(batch.attend(meta, window=window))
+        (plan,) = meta.plans.values()
+        shared.append(plan.tokens_per_tile)
+    assert shared == [7, 7, 2]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    chain = Batch([causal(100, 7)], kv_heads=1, dtype=dtype).meta("uniform")
+    assert gpu._plan(chain, 2, 1, 16, dtype, None).tokens_per_tile == 8  # nobody waits for a turn there
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("base", [5, 62, 63, 128])
 def test_a_node_has_the_bits_of_its_path(dtype, base):
     """Wherever its ancestors are stored, they are summed where they would be if they were committed."""

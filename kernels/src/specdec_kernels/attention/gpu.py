@@ -49,6 +49,7 @@ class _Plan:
     tiles_per_row: int  #: of UNIFORM
     tiles: torch.Tensor  #: LISTED: ``[query_tiles, 3]`` int32: row, first token, tokens; SINGLE: the rows
     query_rows: int
+    tokens_per_tile: int
     kept_rows: int  #: of them, those that may hold a token, as a power of two
     mode: int
     programs: int
@@ -140,6 +141,7 @@ def paged_attention(
         DV2=padded[1],
         QM=plan.query_rows,
         QR=plan.kept_rows,
+        PER_TILE=plan.tokens_per_tile,
         BLOCK=0 if columns == 1 else meta.block_size,
         E=0 if extra is None else triton.next_power_of_2(extra.shape[1]),
         WINDOWED=window is not None,
@@ -158,6 +160,11 @@ def _plan(
     rows = meta.block_table.shape[0]
     query_rows = _query_rows(most * group, group, dtype, few=rows * kv_heads <= _FEW_PAIRS)
     per_tile = query_rows // group
+    if meta.extra is not None and meta.extra.shape[1]:
+        # Tokens of a tree that share a tile take their turns in it: where SMs are idle, each gets less.
+        tiles = _programs(meta) // TILE_PROGRAMS // (rows * kv_heads)
+        per_tile = min(per_tile, triton.cdiv(most, max(1, tiles)))
+        query_rows = next((rows for rows in _QUERY_ROWS if per_tile * group <= rows), query_rows)
     tiles_per_row = 0
     tiles = meta.rows
     if meta.tokens_per_row is not None:
@@ -174,7 +181,7 @@ def _plan(
 
     pairs = query_tiles * kv_heads
     max_slots = _max_slots(meta)
-    programs = max(1, PROGRAMS_PER_SM * _num_sms(meta.base.device) // pairs)
+    programs = max(1, _programs(meta) // pairs)
     if mode is None:
         mode = _division(programs, max_slots)
     units = 0 if mode == SERIAL else _units(max_slots, mode)
@@ -188,6 +195,7 @@ def _plan(
         tiles_per_row=tiles_per_row,
         tiles=tiles,
         query_rows=query_rows,
+        tokens_per_tile=per_tile,
         kept_rows=kept_rows,
         mode=mode,
         programs=min(programs, max(units, 1)),
@@ -195,6 +203,11 @@ def _plan(
         partial=(workspace(partials * padded), workspace(partials), workspace(partials)),
         arrived=_counters(meta.base.device, pairs if units else 0),
     )
+
+
+def _programs(meta: AttentionMetadata) -> int:
+    """That the card has room for."""
+    return PROGRAMS_PER_SM * _num_sms(meta.base.device)
 
 
 def _query_rows(most: int, group: int, dtype: torch.dtype, *, few: bool) -> int:

@@ -101,6 +101,24 @@ def _level(EXTRA, token, live, entries, E: tl.constexpr):
 
 
 @triton.jit
+def _branch(
+    BASE, POSITIONS, EXTRA, table, token, pos, end, entries, first, window, block_size,
+    BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Where a token's keys at ``pos`` are, and whether it sees them: from its base on those of its branch."""
+    base = tl.load(BASE + token, cache_modifier=".cg").to(tl.int32)
+    entry = pos - base
+    branch = (entry >= 0) & (entry < entries)
+    at_branch = EXTRA + token.to(tl.int64) * entries + entry
+    slot = tl.where(branch, tl.load(at_branch, mask=branch, other=-1).to(tl.int32), pos)
+    seen = ((pos < base) | branch) & (slot >= first) & (pos < end)
+    if WINDOWED:
+        position = tl.load(POSITIONS + token, cache_modifier=".cg").to(tl.int32)
+        seen = seen & (pos > position - window)
+    return _slots(table, slot, seen, block_size, BLOCK), seen
+
+
+@triton.jit
 def _read(x, DTYPE: tl.constexpr):
     """What a cache holds, in the dtype of the queries."""
     if tl.float8e4nv == x.dtype and tl.float32 == DTYPE:  # by bits, which the interpreter can do as well
@@ -184,12 +202,13 @@ def attend(
     query_stride, columns, block_size, max_slots, first, window, entries, tokens_per_row, tiles_per_row,
     units, early, scale,
     LAYOUT: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    DK2: tl.constexpr, DV2: tl.constexpr, QM: tl.constexpr, QR: tl.constexpr, BLOCK: tl.constexpr,
-    E: tl.constexpr, WINDOWED: tl.constexpr, MODE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    DK2: tl.constexpr, DV2: tl.constexpr, QM: tl.constexpr, QR: tl.constexpr, PER_TILE: tl.constexpr,
+    BLOCK: tl.constexpr, E: tl.constexpr, WINDOWED: tl.constexpr, MODE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program ``(query tile x KV head, p)``: units ``p, p + P, ...`` of the tile's keys, or all of them.
 
-    A query tile is ``QM // GROUP`` tokens of a row by the ``GROUP`` heads of a KV head. ``E``: tree slots a
+    A query tile is ``PER_TILE`` tokens of a row by the ``GROUP`` heads of a KV head. ``E``: tree slots a
     token has at most, as a power of two, 0 without trees. ``BLOCK``: slots of a block; 0 if the table has
     one column. ``scale`` holds log2(e). ``early``: nothing that tells where to read comes from the kernel
     right before.
@@ -199,7 +218,6 @@ def attend(
     programs = tl.num_programs(1)
     head = pair % KV_HEADS
     q = pair // KV_HEADS
-    per_tile: tl.constexpr = QM // GROUP
     dtype = KEYS.dtype.element_ty
     if PDL and early == 0:
         cuda.gdc_wait()
@@ -207,9 +225,9 @@ def attend(
     # Which tokens, and from which slot to which they see.
     if LAYOUT == _UNIFORM:
         row = q // tiles_per_row
-        skipped = (q % tiles_per_row) * per_tile
+        skipped = (q % tiles_per_row) * PER_TILE
         token_begin = row * tokens_per_row + skipped
-        count = tl.minimum(per_tile, tokens_per_row - skipped)
+        count = tl.minimum(PER_TILE, tokens_per_row - skipped)
     elif LAYOUT == _LISTED:
         row = tl.load(TILES + 3 * q)
         token_begin = tl.load(TILES + 3 * q + 1)
@@ -315,26 +333,26 @@ def attend(
         )  # fmt: skip
         if E > 0:  # noqa: SIM102  one is known when it is compiled
             if here * TILE + TILE > tree_begin:
-                for i in range(count):  # each token has keys of its own here
-                    mine = token_begin + i
-                    own_base = tl.load(BASE + mine, cache_modifier=".cg").to(tl.int32)
-                    entry = pos - own_base
-                    branch = (entry >= 0) & (entry < entries)
-                    at_branch = EXTRA + mine.to(tl.int64) * entries + entry
-                    slot = tl.where(branch, tl.load(at_branch, mask=branch, other=-1).to(tl.int32), pos)
-                    own = ((pos < own_base) | branch) & (slot >= first) & (pos < end)
-                    if WINDOWED:
-                        own_position = tl.load(POSITIONS + mine, cache_modifier=".cg").to(tl.int32)
-                        own = own & (pos > own_position - window)
-                    place = _slots(table, slot, own, block_size, BLOCK).to(tl.int64) * KV_HEADS + head
+                # Each token has keys of its own here. Where the next one's are is asked for ahead.
+                own_slots, own = _branch(
+                    BASE, POSITIONS, EXTRA, table, token_begin, pos, end, entries, first, window, block_size,
+                    BLOCK, WINDOWED,
+                )  # fmt: skip
+                for i in range(count):
+                    next_slots, next_own = _branch(
+                        BASE, POSITIONS, EXTRA, table, token_begin + tl.minimum(i + 1, count - 1), pos, end,
+                        entries, first, window, block_size, BLOCK, WINDOWED,
+                    )  # fmt: skip
+                    own_place = own_slots.to(tl.int64) * KV_HEADS + head
                     m_own, mass_own, o_own = _tile(
-                        query, KEYS, VALUES, place, own, own[None, :] & live[:, None], dk, dv, ones, scale,
+                        query, KEYS, VALUES, own_place, own, own[None, :] & live[:, None], dk, dv, ones, scale,
                         DK, DV,
                     )  # fmt: skip
                     chosen = r // GROUP == i
                     m_tile = tl.where(chosen, m_own, m_tile)
                     mass_tile = tl.where(chosen, mass_own, mass_tile)
                     o_tile = tl.where(chosen[:, None], o_own, o_tile)
+                    own_slots, own = next_slots, next_own
         if MODE == _BY_TILE:
             kept_at = (at + here) * QR + r
             kept = live & (r < QR)
