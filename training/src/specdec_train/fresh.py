@@ -50,7 +50,7 @@ class FreshStates:
             keep = fit(size, self._device)
         self._kept: dict[Boundary, torch.Tensor] = {}
         if keep:
-            self._kept = {b: torch.empty(shape, dtype=model.dtype, device=ids.device) for b in boundaries}
+            self._kept = {b: torch.zeros(shape, dtype=model.dtype, device=ids.device) for b in boundaries}
         self._computed = np.zeros(len(ids), bool)
         # One layer's memory serves all: each writes every slot before it reads any.
         self._cache: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -63,7 +63,11 @@ class FreshStates:
         if self._kept and all(self._computed[p.start : p.stop].all() for row in chosen for p in row):
             there = (rows.documents[part] >= 0)[..., None]
             return {boundary: states[index] * there for boundary, states in self._kept.items()}
-        shape = index.shape
+        return self._compute(chosen, index.shape)
+
+    def _compute(
+        self, chosen: Sequence[Sequence[Piece]], shape: torch.Size
+    ) -> Mapping[Boundary, torch.Tensor]:
         plan = _Plan.of(chosen, shape[1])
         taps = tuple(boundary for boundary in self._boundaries if isinstance(boundary, int))
         width = self._model.config.hidden_size
@@ -90,14 +94,14 @@ class FreshStates:
             made.update(zip(taps, tapped, strict=True))
             for boundary, states in found.items():
                 states[place] = made[boundary][source]
-            self._keep(chosen, tokens[source], {b: made[b][source] for b in self._kept})
+            self._remember(chosen, tokens[source], {b: made[b][source] for b in self._kept})
         return {boundary: states.view(*shape, width) for boundary, states in found.items()}
 
     @property
     def _device(self) -> torch.device:
         return self._model.device
 
-    def _keep(
+    def _remember(
         self,
         pieces: Sequence[Sequence[Piece]],
         tokens: torch.Tensor,
