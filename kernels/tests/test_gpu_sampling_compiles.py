@@ -1,4 +1,4 @@
-"""Sampling, verification, lookup and distillation compile for Hopper, no card near; registers hold out."""
+"""Sampling, verification, lookup, distillation and trees compile for Hopper with no card near."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def launch_all(dtype):
     from specdec_kernels.matching import gpu as matching
     from specdec_kernels.noise import gpu as noise
     from specdec_kernels.sampling import gpu as sampling
+    from specdec_kernels.trees import Candidates
+    from specdec_kernels.trees import gpu as trees
     from specdec_kernels.verification import gpu as verification
 
     def integers(*shape):
@@ -45,6 +47,11 @@ def launch_all(dtype):
         sampling.rank_tokens(logits[:, :32000], positions, k=1, **rows, **filters, **some)
     if dtype == torch.bfloat16:
         return
+    for fanout, depth in ((4, 5), (10, 7)):
+        candidates = Candidates.empty(8, fanout, depth, integers(8).device)
+        level = trees.extend(candidates, None, integers(8, 1, fanout), floats(8, 1, fanout))
+        trees.extend(candidates, level, integers(8, fanout, fanout), floats(8, fanout, fanout))
+        trees.keep(candidates, integers(8), 16)
     noise.gumbel(*[integers(8)] * 3, VOCABULARY)
     noise.gumbel(*[integers(8)] * 3, integers(8, 3))
     noise.perturb(floats(8, VOCABULARY), *[integers(8)] * 3)
@@ -83,6 +90,7 @@ def launch_all(dtype):
         )
         state = [integers(8)] * 3
         verification.fed_inputs(integers(8), integers(8), grid, *state, width=5, depth=5, tree=tree)
+        verification.accepted_moves(*state[:2], grid, integers(8, 64), block_size=16)
         places = [integers(8 * tokens)] * 3, integers(8 * tokens, 5) if tree else None
         verification.draft_places(*places[0], places[1], integers(8), integers(8, 64), block_size=16)
 

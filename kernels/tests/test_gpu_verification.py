@@ -220,6 +220,38 @@ def test_where_drafts_are_written(entries):
     assert torch.equal(want[0][here], (block * 4 + read["slots"] % 4)[here])
 
 
+def test_accepted_nodes_move_to_their_levels():
+    rng = random.Random(3)
+    for tokens in (2, 5, 17):
+        rows = 4
+        counts = column([rng.randint(0, tokens) for _ in range(rows - 1)] + [tokens])
+        path = torch.zeros(rows, tokens, dtype=torch.int64)
+        for row, count in enumerate(counts.tolist()):
+            nodes = sorted(rng.sample(range(1, tokens), max(0, min(count, tokens) - 1)))
+            path[row, 1 : 1 + len(nodes)] = column(nodes)
+        path[0] = torch.arange(tokens)  # a chain stays where it is
+        read = {
+            "committed": counts + column([rng.randint(0, 9) for _ in range(rows)]),
+            "counts": counts,
+            "path": path,
+            "block_table": torch.randperm(40)[: rows * 8].reshape(rows, 8) + 1,
+        }
+        got = gpu.accepted_moves(**moved(read), block_size=4)
+        want = reference.accepted_moves(**read, block_size=4)
+        for ours, theirs in zip(got, want, strict=True):
+            assert torch.equal(ours.cpu(), theirs)
+        expected = []
+        for row in range(rows):
+            before, count = int(read["committed"][row] - counts[row]), int(counts[row])
+            for level in range(1, tokens):
+                slots = before + int(path[row, level]) - 1, before + level - 1
+                stays = level >= count or slots[0] == slots[1]
+                block = read["block_table"][row]
+                expected.append([0, 0] if stays else [int(block[s // 4]) * 4 + s % 4 for s in slots])
+        assert torch.stack(want, 1).tolist() == expected
+        assert not want[0][: tokens - 1].any()
+
+
 @card_only
 @pytest.mark.parametrize("kind", ["chain", "tree", "synthetic"])
 def test_many_rows_in_a_graph(kind):

@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from specdec_kernels.trees.reference import confidence
 from specdecode.heads.topology import Topology, parse_tree
-from specdecode.heads.trees import FixedTree, confidence, fill, grow
+from specdecode.heads.trees import FixedTree, fill, grow
 
 VOCAB = 7
 
@@ -47,8 +48,8 @@ class World:
             torch.tensor([[scores for _, scores in nodes] for nodes in found]),
         )
 
-    def expand(self, level, ids, feature, paths):
-        made = feature * (VOCAB + 1) + ids[..., None] + 1
+    def expand(self, level, ids, feature, rows, paths):
+        made = feature.flatten(0, 1)[rows].view(*ids.shape, -1) * (VOCAB + 1) + ids[..., None] + 1
         for row, node in itertools.product(range(ids.shape[0]), range(ids.shape[1])):
             entries, path = paths[row, node].tolist(), self.decode(made[row, node, 0])
             self.written[row, entries[-1]] = path
@@ -122,8 +123,9 @@ def test_ties_go_to_the_older_node():
         nodes = states.shape[1]
         return torch.arange(3).expand(1, nodes, 3), torch.full((1, nodes, 3), -math.log(3.0))
 
-    def expand(level, ids, feature, paths):
-        return feature, feature
+    def expand(level, ids, feature, rows, paths):
+        made = feature.flatten(0, 1)[rows].view(*ids.shape, -1)
+        return made, made
 
     root = torch.zeros(1, 1)
     grown = grow(choose, expand, root, root, fanout=3, depth=2, width=6, room=torch.tensor([2]))

@@ -281,13 +281,6 @@ class Seats:
             if blocks is not None:
                 self._known_blocks[row] = len(blocks)
 
-    def physical(self, rows: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        """Physical slots, the null block's where not ``valid`` and beyond the tables; all of one shape."""
-        size = self.shape.block_size
-        column = (slots // size).clamp(0, self.shape.columns - 1)
-        blocks = torch.where(valid, self.table[rows, column], 0)
-        return blocks * size + slots % size
-
 
 def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """``array`` on the device, without a wait: torch keeps the pinned copy until it has arrived."""

@@ -271,7 +271,10 @@ class SteadyStep:
             seed=seats.seed[:rows],
         )
         if shape.tree and width:
-            self._move_accepted(rows, tokens, results)
+            moves = verification.accepted_moves(
+                committed, results.counts, results.path, seats.table[:rows], block_size=shape.block_size
+            )
+            kv_write.move_slots(self._runner.store.target, *moves)
         return SteadyOutput(rows, tokens, inputs, results, taps)
 
     def _metadata(self, inputs: StepInputs, rows: int, tokens: int) -> AttentionMetadata:
@@ -287,16 +290,3 @@ class SteadyStep:
             tokens_per_row=tokens,
             max_slots=self._runner.max_slots,
         )
-
-    def _move_accepted(self, rows: int, tokens: int, results: StepResults) -> None:
-        """Node ``i`` is in scratch slot ``before + i``; of level ``l``, its place is ``before + l - 1``."""
-        seats = self.seats
-        before = (seats.committed[:rows] - results.counts)[:, None]
-        level = torch.arange(1, tokens, device=seats.device)
-        node = results.path[:, 1:] - 1
-        moved = (level < results.counts[:, None]) & (node != level - 1)
-        row = torch.arange(rows, device=seats.device)[:, None].expand(-1, tokens - 1)
-        source = seats.physical(row, before + node, moved)
-        destination = seats.physical(row, before + level - 1, moved)
-        source, destination = (torch.where(moved, slots, 0) for slots in (source, destination))
-        kv_write.move_slots(self._runner.store.target, source.flatten(), destination.flatten())

@@ -162,8 +162,8 @@ def _plan(
     per_tile = query_rows // group
     if meta.extra is not None and meta.extra.shape[1]:
         # Tokens of a tree that share a tile take their turns in it: where SMs are idle, each gets less.
-        tiles = _programs(meta) // TILE_PROGRAMS // (rows * kv_heads)
-        per_tile = min(per_tile, triton.cdiv(most, max(1, tiles)))
+        idle = max(1, _programs(meta) // TILE_PROGRAMS // (rows * kv_heads))  # tiles that a row may have
+        per_tile = min(per_tile, triton.cdiv(most, idle))
         query_rows = next((rows for rows in _QUERY_ROWS if per_tile * group <= rows), query_rows)
     tiles_per_row = 0
     tiles = meta.rows

@@ -345,8 +345,8 @@ def attend(
                     )  # fmt: skip
                     own_place = own_slots.to(tl.int64) * KV_HEADS + head
                     m_own, mass_own, o_own = _tile(
-                        query, KEYS, VALUES, own_place, own, own[None, :] & live[:, None], dk, dv, ones, scale,
-                        DK, DV,
+                        query, KEYS, VALUES, own_place, own, own[None, :] & live[:, None], dk, dv, ones,
+                        scale, DK, DV,
                     )  # fmt: skip
                     chosen = r // GROUP == i
                     m_tile = tl.where(chosen, m_own, m_tile)

@@ -238,6 +238,28 @@ def draft_places(
     )
 
 
+def accepted_moves(
+    committed: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From where to where the accepted nodes of trees move: physical slots, ``[B * W]`` int64 each.
+
+    Node ``i`` stands in the ``i``-th slot behind the last committed token's, and belongs in its level's.
+    Both are 0 for what stays, or was not accepted.
+
+    Args:
+        committed, counts, path: as :func:`accept` left them.
+        block_table: ``[B, C]`` int64.
+    """
+    return _implementation(committed, counts, path, block_table[:1]).accepted_moves(
+        committed, counts, path, block_table, block_size=block_size
+    )
+
+
 def _implementation(*tensors: torch.Tensor) -> ModuleType:
     """The kernels for tensors of a GPU that lie one element behind the other, as those of a step do."""
     if tensors[0].is_cuda and takes() and all(tensor.is_contiguous() for tensor in tensors):
@@ -247,4 +269,4 @@ def _implementation(*tensors: torch.Tensor) -> ModuleType:
     return reference
 
 
-__all__ = ["accept", "draft_places", "fed_inputs", "next_inputs"]
+__all__ = ["accept", "accepted_moves", "draft_places", "fed_inputs", "next_inputs"]

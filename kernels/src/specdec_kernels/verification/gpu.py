@@ -12,7 +12,10 @@ from triton.language.extra import cuda
 
 from ..gpu import launch
 from ..noise.gpu import uniform_of
+from .gpu_places import accepted_moves, draft_places, fed_inputs, physical
 from .reference import ACCEPT_STREAM
+
+__all__ = ["accept", "accepted_moves", "draft_places", "fed_inputs", "next_inputs"]
 
 _STREAM = tl.constexpr(ACCEPT_STREAM)
 _NONE = tl.constexpr(0x7FFFFFFF)
@@ -112,13 +115,6 @@ def _accept_kernel(
         tl.store(LAST + row, tl.where(count > 0, last, root))
     tl.store(COMMITTED + row, committed + count)
     tl.store(ACTIVE + row, (active & (committed + count < limit)).to(tl.int64))
-
-
-@triton.jit
-def _physical(TABLE, slot, there, columns, BLOCK_SIZE: tl.constexpr):
-    column = slot // BLOCK_SIZE
-    block = tl.load(TABLE + column, mask=there & (column < columns), other=0).to(tl.int64)
-    return tl.where(there, block * BLOCK_SIZE + slot % BLOCK_SIZE, 0)
 
 
 @triton.jit
@@ -225,7 +221,7 @@ def _next_inputs_kernel(
         slot = committed + place
         tl.store(IDS + at, draft, mask=kept)
         tl.store(POSITIONS + at, root + level, mask=kept)
-        tl.store(WRITE_SLOTS + at, _physical(TABLE, slot, kept, columns, BLOCK_SIZE), mask=kept)
+        tl.store(WRITE_SLOTS + at, physical(TABLE, slot, kept, columns, BLOCK_SIZE), mask=kept)
         seen_before = committed + tl.zeros((T2,), tl.int64)
         if not HAS_EXTRA:
             seen_before += level
@@ -240,7 +236,7 @@ def _next_inputs_kernel(
     nothing = tl.zeros((T2,), tl.int64)
     tl.store(IDS + at, last + nothing, mask=rest)
     tl.store(POSITIONS + at, root + nothing, mask=rest)
-    slots = _physical(TABLE, root + nothing, node < active, columns, BLOCK_SIZE)
+    slots = physical(TABLE, root + nothing, node < active, columns, BLOCK_SIZE)
     tl.store(WRITE_SLOTS + at, slots, mask=rest)
     tl.store(BASE + at, committed + nothing, mask=rest)
 
@@ -327,139 +323,3 @@ def next_inputs(
         HAS_EXTRA=extra is not None,
         num_warps=1,
     )
-
-
-@triton.jit(do_not_specialize=["B", "width", "depth"])
-def _fed_inputs_kernel(
-    COMMITTED,
-    COUNTS,
-    PATH,
-    LIMIT,
-    ACTIVE,
-    BUDGET,
-    OF_ROWS,
-    OF_TOKENS,
-    B,
-    width,
-    depth,
-    T: tl.constexpr,
-    T2: tl.constexpr,
-    TREE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """``OF_ROWS``: ``[4, B]``, committed, last, room, budget; ``OF_TOKENS``: ``[2, B, T]``."""
-    row = tl.program_id(0)
-    column = tl.arange(0, T2)
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
-    committed, count = tl.load(COMMITTED + row), tl.load(COUNTS + row)
-    room = tl.maximum(tl.load(LIMIT + row) - committed - 1, 0) * tl.load(ACTIVE + row)
-    budget = tl.where(room > 0, tl.load(BUDGET + row), 0)
-    if not TREE:
-        budget = tl.minimum(budget, room)
-    tl.store(OF_ROWS + row, committed)
-    tl.store(OF_ROWS + B + row, (row * T).to(tl.int64) + tl.maximum(count - 1, 0))
-    tl.store(OF_ROWS + 2 * B + row, tl.minimum(room, depth))
-    tl.store(OF_ROWS + 3 * B + row, tl.minimum(budget, width))
-    own = column < T
-    at = row * T + column
-    fed = committed - count + tl.minimum(column.to(tl.int64), count - 1)
-    tl.store(OF_TOKENS + at, fed, mask=own)
-    tl.store(OF_TOKENS + B * T + at, row * T + tl.load(PATH + at, mask=own, other=0), mask=own)
-
-
-def fed_inputs(
-    committed: torch.Tensor,
-    counts: torch.Tensor,
-    path: torch.Tensor,
-    limit: torch.Tensor,
-    active: torch.Tensor,
-    budget: torch.Tensor,
-    *,
-    width: int,
-    depth: int,
-    tree: bool,
-) -> dict[str, torch.Tensor]:
-    """As :func:`specdec_kernels.verification.fed_inputs`; all tensors contiguous."""
-    rows, tokens = path.shape
-    of_rows, of_tokens = path.new_empty(4, rows), path.new_empty(2, rows * tokens)
-    launch(
-        _fed_inputs_kernel,
-        (rows,),
-        *(committed, counts, path, limit, active, budget, of_rows, of_tokens, rows, width, depth),
-        T=tokens,
-        T2=triton.next_power_of_2(tokens),
-        TREE=tree,
-        num_warps=1,
-    )
-    names = ("committed", "last", "room", "budget")
-    return {**dict(zip(names, of_rows, strict=True)), "positions": of_tokens[0], "hidden": of_tokens[1]}
-
-
-_PLACES = 128
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def _places_kernel(
-    ROWS,
-    SLOTS,
-    SEEN,
-    EXTRA,
-    COUNTS,
-    TABLE,
-    WRITE_SLOTS,
-    POSITIONS,
-    tokens,
-    table_stride,
-    columns,
-    E: tl.constexpr,
-    E2: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = token < tokens
-    if PDL:
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
-    row, slot = tl.load(ROWS + token, mask=there, other=0), tl.load(SLOTS + token, mask=there, other=0)
-    position = tl.load(SEEN + token, mask=there, other=0) - 1
-    if E > 0:
-        entry = tl.arange(0, E2)[None, :]
-        at = token[:, None] * E + entry
-        extra = tl.load(EXTRA + at, mask=there[:, None] & (entry < E), other=-1)
-        position += tl.sum((extra >= 0).to(tl.int64), 1)
-    fed = there & (tl.load(COUNTS + row, mask=there, other=0) > 0)
-    place = _physical(TABLE + row * table_stride, slot, fed, columns, BLOCK_SIZE)
-    tl.store(WRITE_SLOTS + token, place, mask=there)
-    tl.store(POSITIONS + token, position, mask=there)
-
-
-def draft_places(
-    rows: torch.Tensor,
-    slots: torch.Tensor,
-    base: torch.Tensor,
-    extra: torch.Tensor | None,
-    counts: torch.Tensor,
-    block_table: torch.Tensor,
-    *,
-    block_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`specdec_kernels.verification.draft_places`."""
-    tokens = rows.shape[0]
-    write_slots, positions = torch.empty_like(slots), torch.empty_like(slots)
-    seen = 0 if extra is None else extra.shape[1]
-    launch(
-        _places_kernel,
-        (triton.cdiv(tokens, _PLACES),),
-        *(rows, slots, base, extra, counts, block_table, write_slots, positions),
-        *(tokens, block_table.stride(0), block_table.shape[1]),
-        E=seen,
-        E2=triton.next_power_of_2(max(seen, 1)),
-        BLOCK_SIZE=block_size,
-        BLOCK=_PLACES,
-        num_warps=4,
-    )
-    return write_slots, positions

@@ -235,3 +235,22 @@ def draft_places(
     place = _physical(block_table[rows], slots[:, None], block_size)[:, 0]
     level = 0 if extra is None else (extra >= 0).sum(1)  # a node's ancestors and itself
     return torch.where(counts[rows] > 0, place, 0), base - 1 + level
+
+
+def accepted_moves(
+    committed: torch.Tensor,
+    counts: torch.Tensor,
+    path: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    before = (committed - counts)[:, None]
+    level = torch.arange(1, path.shape[1], device=path.device)
+    node = path[:, 1:] - 1
+    moved = (level < counts[:, None]) & (node != level - 1)
+    source, destination = (
+        torch.where(moved, _physical(block_table, torch.where(moved, before + place, 0), block_size), 0)
+        for place in (node, level - 1)
+    )
+    return source.flatten(), destination.flatten()

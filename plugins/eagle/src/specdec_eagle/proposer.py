@@ -208,7 +208,12 @@ class _Drafting:
         return ids.view(batch, nodes, count), scores.view(batch, nodes, count), laws
 
     def _expand(
-        self, level: int, ids: torch.Tensor, feature: torch.Tensor, paths: torch.Tensor
+        self,
+        level: int,
+        ids: torch.Tensor,
+        feature: torch.Tensor,
+        parents: torch.Tensor,
+        paths: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The forward of the nodes of a level, in scratch slots: :data:`~specdecode.heads.trees.Expand`."""
         batch, nodes = ids.shape
@@ -218,10 +223,11 @@ class _Drafting:
         scratch = committed[:, None] + paths.reshape(batch * nodes, level)
         made, states = self._head(
             ids.flatten(),
-            feature.reshape(batch * nodes, -1),
+            feature.flatten(0, 1),
             places[level - 1],
             self._step.ctx(rows, scratch[:, -1], committed, scratch),
             self._caches,
+            rows=parents,
         )
         shape = (batch, nodes, -1)
         return made.view(shape), states.view(shape)

@@ -113,10 +113,10 @@ class _Drafting:
         return ids.view(batch, nodes, count), scores.view(batch, nodes, count), laws
 
     def _expand(
-        self, level: int, ids: torch.Tensor, above: torch.Tensor, _: torch.Tensor
+        self, level: int, ids: torch.Tensor, states: torch.Tensor, parents: torch.Tensor, _: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of the nodes of a level, from their parents': :data:`~specdecode.heads.trees.Expand`."""
         batch, nodes = ids.shape
-        made = self._speculator(level, above.reshape(batch * nodes, -1).contiguous(), ids.flatten())
+        made = self._speculator(level, states.flatten(0, 1)[parents], ids.flatten())
         made = made.view(batch, nodes, -1)
         return made, made
