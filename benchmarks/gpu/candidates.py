@@ -28,6 +28,8 @@ def candidates_of_words(bound: int, parts: int, *, quick: bool) -> list[Tile]:
         two, one = 2 * WORD_BLOCK, WORD_BLOCK
         if bound <= 64 and parts > 1:
             found += some(32, two, 4, 3, 4, batch=True) + some(32, one, 4, 4, 6, batch=True)
+            if parts >= 8:  # a warp each
+                found += some(32, one, 8, 2, 3, 4, batch=True)
             found += some(32, two, 8, 2, 3) + some(32, one, 8, 3, 4)
             if bound <= 32:  # tokens are read once for more rows
                 found += some(64, one, 4, 3, 4, batch=True)
