@@ -23,7 +23,7 @@ own_options() {
     # A reference for the format: with this target's large output layer it hardly pays.
     eagle) echo "--intermediate-size 768 --unrolled 5 --loss-vocab-size 8192 --force" ;;
     medusa) echo "--num-heads 4 --search-tree 16 --loss-vocab-size 8192 --force" ;;
-    mlp_speculator) echo "--n-predict 4 --inner-dim 24 --learning-rate 0.004 --force" ;;
+    mlp_speculator) echo "--n-predict 4 --inner-dim 40 --learning-rate 0.004 --force" ;;
     *) echo "no head $1: eagle3, eagle, medusa, mlp_speculator" >&2; return 64 ;;
   esac
 }
