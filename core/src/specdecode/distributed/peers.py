@@ -65,6 +65,23 @@ def _new_name() -> Any:
     return f"specdecode-{next(_groups)}"
 
 
+def calls(rank: int, ranks: int, flags: int) -> list[list[torch.Tensor]]:
+    """What to write into each rank's flags, in turns, so that kernels of ``rank`` wait for no other rank.
+
+    A kernel's block has a flag of each rank on each rank. It sets its own on a rank, for which it waits until
+    that is clear, and then waits for that rank's flag here, which it clears. So those of others here are set,
+    and all that is elsewhere is cleared. To itself it does the same, and may be met before, between or behind
+    both: its flag here is cleared in one turn and set in the next, and either ends one of the two waits.
+
+    Returns:
+        Of each turn, and of each rank, ``[flags]`` int32.
+    """
+    own = torch.arange(flags) % ranks == rank
+    here = [torch.where(own, 0, 1).to(torch.int32), torch.ones(flags, dtype=torch.int32)]
+    elsewhere = torch.zeros(flags, dtype=torch.int32)
+    return [[mine if other == rank else elsewhere for other in range(ranks)] for mine in here]
+
+
 class PeerMemory:
     """Memory of each rank that all read.
 
@@ -102,10 +119,10 @@ class PeerMemory:
         # For call_off, when it may be too late to allocate.
         self._stream = torch.cuda.Stream(device)
         self._pads = [self._handle.get_signal_pad(other, dtype=torch.int32) for other in range(ranks)]
-        set_, cleared = (
-            torch.full(self._pads[0].shape, flag, dtype=torch.int32, pin_memory=True) for flag in (1, 0)
-        )
-        self._calls = [set_ if other == rank else cleared for other in range(ranks)]
+        self._calls = [
+            [flags.view_as(pad).pin_memory() for pad, flags in zip(self._pads, turn, strict=True)]
+            for turn in calls(rank, ranks, self._pads[0].numel())
+        ]
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether :meth:`sum` takes ``x``; by shape and dtype alone, so that all ranks find the same."""
@@ -128,14 +145,15 @@ class PeerMemory:
     def call_off(self) -> None:
         """Have kernels go on that wait for a rank which has ended; for seconds, in a thread of its own.
 
-        A kernel waits until the other rank has set a flag here, and before it sets its own there until that
-        is cleared. So all flags here are set, and those there cleared, once for each wait.
+        What is written is :func:`calls`, once for each wait.
         """
         deadline = time.monotonic() + _CALLING
-        while time.monotonic() < deadline:
+        for turn in itertools.cycle(self._calls):
+            if time.monotonic() > deadline:
+                return
             with torch.cuda.stream(self._stream):
-                for pad, call in zip(self._pads, self._calls, strict=True):
-                    pad.copy_(call, non_blocking=True)
+                for pad, flags in zip(self._pads, turn, strict=True):
+                    pad.copy_(flags, non_blocking=True)
             time.sleep(_CALL)  # by the clock: to wait for the device may be forbidden just now
 
     def close(self) -> None:
