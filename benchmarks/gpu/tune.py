@@ -19,11 +19,13 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from candidates import SHARED, candidates, candidates_of_words, refinements
@@ -440,6 +442,15 @@ def rate(layers: Layers, bound: int, milliseconds: float) -> str:
     return f"{size / seconds / 1e12:.2f} TB/s of weights, {work / seconds / 1e12:.0f} TFLOP/s"
 
 
+def written(table: dict[str, Any]) -> str:
+    """JSON with a tile a line."""
+
+    def joined(tile: re.Match[str]) -> str:
+        return json.dumps(json.loads(tile.group()))
+
+    return re.sub(r"\[[^\[\]]*\]", joined, json.dumps(table, indent=1)) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--config", type=Path, default=HERE / "llama-8b-shape/config.json")
@@ -479,7 +490,7 @@ def main() -> None:
                 found = of.setdefault(f"{arguments.dtype} {shape.label_of(product)}".strip(), {})
                 by_shape = found.setdefault(kind, {}).setdefault(f"{outputs}x{inputs}", {})
                 by_shape[str(bound)] = tile.values
-        arguments.out.write_text(json.dumps(table, indent=1) + "\n")
+        arguments.out.write_text(written(table))
 
     for done, shape in enumerate(shapes):
         layers = Layers(shape, dtype, "cuda", _count(shape, dtype))
