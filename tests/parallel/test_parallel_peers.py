@@ -13,7 +13,7 @@ SUMS, TURNS = 20, 6
 
 
 class Block:
-    """A kernel's block, then the next one's: for each rank a thread sets a flag there and waits for one here."""
+    """Blocks of kernels in turn: for each rank a thread sets a flag there and waits for one here."""
 
     def __init__(self, pads, rank, block):
         self.pads, self.rank, self.block, self.ranks = pads, rank, block, len(pads)
