@@ -168,7 +168,8 @@ def rig(
             stuck = {pid for pid, command in told.items() if DAEMONS.search(command)}
             assert stuck == told.keys(), f"of {len(seen)} are still there: {told}"
             for pid in stuck:  # what holds no replica and no rank is Ray's own affair
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from specdec_kernels.attention import AttentionMetadata
 from specdecode.models import Decoder
+from specdecode.runner.seats import send
 
 from .packing import PackedRows, Piece, within
 from .recipe import Boundary
@@ -82,7 +83,7 @@ class FreshStates:
                 positions=positions,
                 write_slots=slots,
                 base=positions + 1,
-                block_table=self._copied(plan.table),
+                block_table=send(plan.table, self._device),
                 block_size=_BLOCK,
                 lengths=plan.lengths,
                 max_slots=plan.table.shape[1] * _BLOCK,
@@ -92,9 +93,11 @@ class FreshStates:
                 hidden, tapped = self._model(self._ids[tokens], positions, meta, caches, taps)
             made: dict[Boundary, torch.Tensor] = {"final": hidden}
             made.update(zip(taps, tapped, strict=True))
+            wanted = {boundary: made[boundary][source] for boundary in found}
             for boundary, states in found.items():
-                states[place] = made[boundary][source]
-            self._remember(chosen, tokens[source], {b: made[b][source] for b in self._kept})
+                states[place] = wanted[boundary]
+            if self._kept:
+                self._remember(chosen, tokens[source], wanted)
         return {boundary: states.view(*shape, width) for boundary, states in found.items()}
 
     @property
@@ -107,22 +110,15 @@ class FreshStates:
         tokens: torch.Tensor,
         made: Mapping[Boundary, torch.Tensor],
     ) -> None:
-        for boundary, states in made.items():
-            self._kept[boundary][tokens] = states
+        for boundary, states in self._kept.items():
+            states[tokens] = made[boundary]
         for piece in (piece for row in pieces for piece in row):
             self._computed[piece.start : piece.stop] = True
 
     def _on_device(self, plan: _Plan) -> Sequence[torch.Tensor]:
         """All indices in one copy."""
         parts = (plan.tokens, plan.positions, plan.slots, plan.owners, plan.source, plan.place)
-        return self._copied(np.concatenate(parts)).split([len(p) for p in parts])
-
-    def _copied(self, values: np.ndarray) -> torch.Tensor:
-        """From memory that is pinned: the host goes on while the device is behind."""
-        held = torch.from_numpy(values)
-        if self._device.type == "cuda":
-            held = held.pin_memory()
-        return held.to(self._device, non_blocking=True)
+        return send(np.concatenate(parts), self._device).split([len(p) for p in parts])
 
     def _memory(self, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache is None or len(self._cache[0]) < blocks:

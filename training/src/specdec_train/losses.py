@@ -59,13 +59,12 @@ class _SoftCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros(weight.shape, device=weight.device) if wants_weight else None
         step = max(1, _CHUNK_ELEMENTS // size)
-        laws = target_logits.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, count, step):
                 part = slice(start, min(start + step, count))
                 states = hidden[part].to(dtype)
                 slope = states @ output.T
-                losses, agree[part] = distill_(slope, laws, rows[part], weights[part])
+                losses, agree[part] = distill_(slope, target_logits, rows[part], weights[part])
                 loss += losses.sum()
                 if grad_hidden is not None:
                     grad_hidden[part] = (slope @ output).to(hidden.dtype)

@@ -26,8 +26,8 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
 
     Args:
         above: the level before, whose children these are; None: they are the root's.
-        ids: ``[B, n, K]`` int64, contiguous.
-        scores: ``[B, n, K]`` float32, contiguous.
+        ids: ``[B, n, K]`` int64.
+        scores: ``[B, n, K]`` float32.
     """
     if takes(scores):
         from . import gpu  # needs Triton
