@@ -75,22 +75,18 @@ def timed(call):
     except Exception as error:
         return time.monotonic() - started, f"{type(error).__name__}: {error}"
 if who == "worker, in a capture":
+    from specdecode.distributed import executors
     from specdecode.runner.graphs import Graphs
-    capture = Graphs.capture
+    workers, start, capture = [], executors.LocalProcesses.start, Graphs.capture
+    def starting(self, *args):
+        workers.extend(start(self, *args))
+        return workers
     def dying(self, *args, **kwargs):
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
+        for worker in workers:
+            worker.process.kill()
+        told(killed=[worker.process.pid for worker in workers])
         return capture(self, *args, **kwargs)
-    def children():
-        own = str(os.getpid())
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    fields = open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()
-                except OSError:
-                    continue
-                if fields[1] == own and fields[0] != "Z":
-                    yield int(name)
+    executors.LocalProcesses.start = starting
     Graphs.capture = dying
     started, error = timed(make)
     told(seconds=None, error=error)

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 import zlib
 from datetime import timedelta
@@ -116,6 +117,7 @@ class PeerMemory:
         self._handle = _SymmetricMemory.rendezvous(memory, self._name)
         self._memory = memory
         self._buffers = {dtype: memory.view(dtype) for dtype in (torch.float32, torch.bfloat16)}
+        self._closed = threading.Event()
         # For call_off, when it may be too late to allocate.
         self._stream = torch.cuda.Stream(device)
         self._pads = [self._handle.get_signal_pad(other, dtype=torch.int32) for other in range(ranks)]
@@ -145,22 +147,24 @@ class PeerMemory:
     def call_off(self) -> None:
         """Have kernels go on that wait for a rank which has ended; for seconds, in a thread of its own.
 
-        What is written is :func:`calls`, once for each wait.
+        What is written is :func:`calls`, once for each wait. :meth:`close` ends it.
         """
         deadline = time.monotonic() + _CALLING
         for turn in itertools.cycle(self._calls):
-            if time.monotonic() > deadline:
-                return
             with torch.cuda.stream(self._stream):
                 for pad, flags in zip(self._pads, turn, strict=True):
                     pad.copy_(flags, non_blocking=True)
-            time.sleep(_CALL)  # by the clock: to wait for the device may be forbidden just now
+            # by the clock: to wait for the device may be forbidden just now
+            if self._closed.wait(_CALL) or time.monotonic() > deadline:
+                return
 
     def close(self) -> None:
-        """Let torch forget the ranks; no sum comes any more."""
+        """Let torch forget the ranks; no sum comes any more, and no call to go on. May be called twice."""
         from torch._C._distributed_c10d import _unregister_process_group
 
-        _unregister_process_group(self._name)
+        if not self._closed.is_set():
+            self._closed.set()
+            _unregister_process_group(self._name)
 
     def leak(self) -> None:
         """Never give the memory back: after a failure of the device that would end the process."""
