@@ -54,6 +54,24 @@ def test_empty_seats_and_padding_change_nothing(lab, method):
         rig.generate(asks[:3])
 
 
+@pytest.mark.parametrize("method", ["self-draft", "eagle", "eagle3-grown-tree", "medusa"])
+def test_who_sits_down_gets_its_drafts_from_replayed_steps(lab, method):
+    """And who does not, from each of its own."""
+    seated = lab.ask(lab.prompt(0), temperature=0, max_tokens=24)
+    looked_at = lab.ask(lab.prompt(1), temperature=0, max_tokens=24, repetition_penalty=1.2)
+    with lab.rig(method, [seated, looked_at], "late", recorded=False) as rig:
+        in_buckets(rig.core)
+        rig.core.steady._draft_captured = True
+        rig.add("0", seated)
+        rig.add("1", looked_at)
+        rig.step()
+        one, other = sorted(rig.core.scheduler.running, key=lambda request: request.id)
+        assert not one.drafts and other.drafts
+        rig.drain()
+        assert rig.core.metrics.drafts.total > 2
+        rig.generate([seated, looked_at])
+
+
 def test_outputs_come_one_step_late(lab):
     (ask,) = lab.seatable(1)[:1]
     with lab.rig("none", [ask], "late") as rig:

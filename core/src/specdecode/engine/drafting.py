@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -110,7 +110,13 @@ class Drafting:
     # -- a step ---------------------------------------------------------------------------------
     @torch.inference_mode()
     def propose(
-        self, plan: StepPlan, output: TargetOutput, accepted: Sequence[Sequence[int]], num_running: int
+        self,
+        plan: StepPlan,
+        output: TargetOutput,
+        accepted: Sequence[Sequence[int]],
+        num_running: int,
+        *,
+        later: Callable[[Request], bool],
     ) -> None:
         """Feed this step's committed tokens and set the drafts of the next one.
 
@@ -119,11 +125,12 @@ class Drafting:
 
         Args:
             accepted: for each row of ``plan`` its accepted draft nodes, in path order.
+            later: whether a request gets no drafts from this step.
         """
 
         def draft(proposer: Proposer) -> None:
             fed = {
-                place: self._fed_row(row, offset, nodes, num_running)
+                place: self._fed_row(row, offset, nodes, num_running, later)
                 for place, (row, offset, nodes) in enumerate(
                     zip(plan.rows, output.batch.offsets, accepted, strict=True)
                 )
@@ -242,7 +249,14 @@ class Drafting:
             max_slots=self._runner.max_slots,
         )
 
-    def _fed_row(self, row: RowPlan, offset: int, accepted: Sequence[int], num_running: int) -> FedRow:
+    def _fed_row(
+        self,
+        row: RowPlan,
+        offset: int,
+        accepted: Sequence[int],
+        num_running: int,
+        later: Callable[[Request], bool],
+    ) -> FedRow:
         """What of a row is fed, and how much it may draft.
 
         Without taps entries are made from ids alone, so the feed starts where they end and can make
@@ -258,7 +272,8 @@ class Drafting:
             start = row.start + 1 if row.start else 0
         slots = request.table.capacity >= (len(request.token_ids) + needs.reserve if needs.kv else 0)
         whole = end == request.computed + 1
-        budget, room = self._allowance(request, num_running) if slots and whole else (0, 0)
+        drafts = slots and whole and not later(request)
+        budget, room = self._allowance(request, num_running) if drafts else (0, 0)
         drafts_start = offset + row.new
         hidden = [*range(offset, drafts_start), *(drafts_start + node for node in accepted)]
         return FedRow(row, start, end, budget, room, hidden)

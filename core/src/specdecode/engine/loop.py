@@ -238,7 +238,7 @@ class EngineCore:
         self._pace(plan)
         started = time.perf_counter()
         accepted = [verdict.accepted for verdict in verdicts]
-        self.drafting.propose(plan, target, accepted, self.scheduler.num_running)
+        self.drafting.propose(plan, target, accepted, self.scheduler.num_running, later=self._drafted_later)
         seconds = time.perf_counter() - started
         # On a GPU the first call compiles, on all ranks at once, which is no cost of drafting.
         if self._drafted or self.runner.device.type != "cuda":
@@ -247,6 +247,10 @@ class EngineCore:
         if self.drafting.proposer.quarantined:
             self.scheduler.forget_draft_layers()
         return seconds
+
+    def _drafted_later(self, request: Request) -> bool:
+        """Whether a request is only fed in this step, since another way of drafting takes over."""
+        return False
 
     def _pace(self, plan: StepPlan) -> None:
         """Choose how much to draft, before anything is drafted."""

@@ -84,6 +84,11 @@ class SteadyStep:
         """Whether steps are replayed, with their drafting if it could be captured."""
         return bool(self._captured)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether steps are replayed and draft."""
+        return self.captured and self._draft_captured
+
     def capture(self, draft: Draft | None, *, rests: bool = False) -> None:
         """Record a graph of each bucket; all seats must be empty. ``draft`` becomes part of them.
 

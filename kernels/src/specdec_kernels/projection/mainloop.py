@@ -54,6 +54,12 @@ def prefetch(
     )
 
 
+@triton.constexpr_function
+def last_loads(k: int, bk: int, stages: int) -> int:
+    """Where the loop is when its last loads are on their way; at its first step where all of them are."""
+    return max(0, -(-k // bk) - stages) * bk
+
+
 @triton.jit
 def accumulate(
     W,
@@ -91,7 +97,7 @@ def accumulate(
             m1 = m + B0 + tl.arange(0, B1)
             x1 = X + m1.to(tl.int64)[None, :] * K + k0[:, None]
         a1 = tl.zeros((ROWS, B1), tl.float32)
-    LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
+    LAST: tl.constexpr = last_loads(K, BK, STAGES)
     for k in tl.range(0, K, BK, num_stages=STAGES):
         if WB is not None:  # what lies outside of a tensor comes as zero
             weight = WB.load([n * ROWS, k])
@@ -148,7 +154,7 @@ def accumulate_pairs(
     if B1 > 0:
         x1 = tl.zeros((HALF, B1), tl.float32)
         y1 = tl.zeros((HALF, B1), tl.float32)
-    LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
+    LAST: tl.constexpr = last_loads(K, BK, STAGES)
     for k in tl.range(0, K, BK, num_stages=STAGES):
         one = WB.load([low, k])
         other = WB.load([high, k])

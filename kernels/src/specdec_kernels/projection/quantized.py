@@ -14,7 +14,7 @@ from triton.language.extra import cuda
 
 from ..gpu.sums import tree_sum
 from ..quantized import BLOCK
-from .mainloop import accumulate
+from .mainloop import accumulate, last_loads
 
 #: ``0x4300 | q`` is the bfloat16 128 + q, for q up to 127. $5: -(128 + zero), twice.
 _INT4: tl.constexpr = tl.constexpr("""{
@@ -166,7 +166,7 @@ def _part(
         p1 = tl.zeros((ROWS, B1), tl.float32)
     if SIZE == K:  # one for all inputs
         scale, zero = _parameters(PARAMS + rows, KIND)
-    LAST: tl.constexpr = PADDED - STAGES * BK if PADDED > STAGES * BK else 0
+    LAST: tl.constexpr = last_loads(PADDED, BK, STAGES)
     for k in tl.range(FIRST * LENGTH, (FIRST + 1) * LENGTH, BK, num_stages=STAGES):
         for block in tl.static_range(0, BK, BLOCK):
             words = tl.load(w + (k + block) // PLANES, eviction_policy=EVICT)
@@ -240,7 +240,7 @@ def _beside(
     p = tl.zeros((TALL, WIDE), tl.float32)
     if SIZE == K:
         scale, zero = _parameters(PARAMS + rows, KIND)
-    LAST: tl.constexpr = LENGTH - STAGES * BK if LENGTH > STAGES * BK else 0
+    LAST: tl.constexpr = last_loads(LENGTH, BK, STAGES)
     for k in tl.range(0, LENGTH, BK, num_stages=STAGES):
         for block in tl.static_range(0, BK, BLOCK):
             words = tl.load(w + (k + block) // PLANES, eviction_policy=EVICT)
@@ -302,7 +302,7 @@ def _batch(
     p = tl.zeros((SPLIT, ROWS, B), tl.float32)
     if SIZE == K:
         scale, zero = _parameters(PARAMS + tl.broadcast_to(rows, (SPLIT, ROWS)), KIND)
-    LAST: tl.constexpr = LENGTH - STAGES * BK if LENGTH > STAGES * BK else 0
+    LAST: tl.constexpr = last_loads(LENGTH, BK, STAGES)
     for k in tl.range(0, LENGTH, BK, num_stages=STAGES):
         for block in tl.static_range(0, BK, BLOCK):
             words = tl.load(w + (k + block) // PLANES, eviction_policy=EVICT)
