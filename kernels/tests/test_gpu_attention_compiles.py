@@ -22,6 +22,7 @@ GEMMA, TINY = (8, 4, 256), (4, 2, 24)
 DECODE = [
     *((LLAMA_8B, "bfloat16", 8, tokens, 0, mode, None) for tokens in (1, 6) for mode in (0, 1, 2)),
     (LLAMA_8B, "bfloat16", 8, 6, 4, 1, None),
+    *((shape, "bfloat16", 8, 1, 4, 2, window) for shape in (LLAMA_8B, SMOLLM) for window in (None, 4096)),
     (LLAMA_8B, "bfloat16", 8, 1, 0, 0, 4096),
 ]
 FLOAT32 = [(SMOLLM, "float32", 2, 3, 0, 0, None)]

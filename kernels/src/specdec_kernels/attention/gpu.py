@@ -28,8 +28,9 @@ WIDE_QUERY_ROWS: int | None = None
 _WIDE_FROM = 256
 #: Up to so many rows times KV heads are few.
 _FEW_PAIRS = 64
-#: Programs that an SM is given, for as many can keep their loads in flight on it.
-PROGRAMS_PER_SM = 2
+#: Programs that an SM is given, for as many can keep their loads in flight on it; in a step of trees, whose
+#: tokens share little.
+PROGRAMS_PER_SM, TREE_PROGRAMS_PER_SM = 2, 4
 #: Programs a query tile and KV head from which each takes single tiles, in contexts up to so many slots
 #: (it bounds the partial results).
 TILE_PROGRAMS = 8
@@ -160,9 +161,11 @@ def _plan(
     rows = meta.block_table.shape[0]
     query_rows = _query_rows(most * group, group, dtype, few=rows * kv_heads <= _FEW_PAIRS)
     per_tile = query_rows // group
+    room = PROGRAMS_PER_SM * _num_sms(meta.base.device)  # programs that the card has room for
     if meta.extra is not None and meta.extra.shape[1]:
+        room = TREE_PROGRAMS_PER_SM * _num_sms(meta.base.device)
         # Tokens of a tree that share a tile take their turns in it: where SMs are idle, each gets less.
-        idle = max(1, _programs(meta) // TILE_PROGRAMS // (rows * kv_heads))  # tiles that a row may have
+        idle = max(1, room // TILE_PROGRAMS // (rows * kv_heads))  # tiles that a row may have
         per_tile = min(per_tile, triton.cdiv(most, idle))
         query_rows = next((rows for rows in _QUERY_ROWS if per_tile * group <= rows), query_rows)
     tiles_per_row = 0
@@ -181,7 +184,7 @@ def _plan(
 
     pairs = query_tiles * kv_heads
     max_slots = _max_slots(meta)
-    programs = max(1, _programs(meta) // pairs)
+    programs = max(1, room // pairs)
     if mode is None:
         mode = _division(programs, max_slots)
     units = 0 if mode == SERIAL else _units(max_slots, mode)
@@ -203,11 +206,6 @@ def _plan(
         partial=(workspace(partials * padded), workspace(partials), workspace(partials)),
         arrived=_counters(meta.base.device, pairs if units else 0),
     )
-
-
-def _programs(meta: AttentionMetadata) -> int:
-    """That the card has room for."""
-    return PROGRAMS_PER_SM * _num_sms(meta.base.device)
 
 
 def _query_rows(most: int, group: int, dtype: torch.dtype, *, few: bool) -> int:

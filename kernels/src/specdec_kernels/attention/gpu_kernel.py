@@ -313,6 +313,8 @@ def attend(
     mass_chunk = tl.zeros((QM,), tl.float32)
     acc_chunk = tl.zeros((QM, DV2), tl.float32)
     step = programs if MODE == _BY_TILE else 1
+    # Elsewhere loads of one tile are on their way while another is computed, and want to know where they go.
+    ALONE: tl.constexpr = (E > 0 and PER_TILE == 1) and MODE == _BY_TILE
     for i in tl.range(0, length, num_stages=STAGES):
         # Where the loads read follows from i, or at least not from the branch below: they are pipelined.
         if MODE == _BY_CHUNK:
@@ -325,13 +327,21 @@ def attend(
             chunk = chunk_of(here)
             closing = (here + 1 == chunk_start(chunk + 1)) | (i == length - 1)
         pos = here * TILE + tl.arange(0, TILE)
-        inside = (pos >= begin) & (pos < end)
-        place = _slots(table, pos, inside, block_size, BLOCK).to(tl.int64) * KV_HEADS + head
-        seen = (pos[None, :] >= low[:, None]) & (pos[None, :] < base[:, None])
+        if ALONE:  # a token's keys are the tile's, those of its branch too
+            slots, inside = _branch(
+                BASE, POSITIONS, EXTRA, table, token_begin, pos, end, entries, first, window, block_size,
+                BLOCK, WINDOWED,
+            )  # fmt: skip
+            seen = inside[None, :] & live[:, None]
+        else:
+            inside = (pos >= begin) & (pos < end)
+            slots = _slots(table, pos, inside, block_size, BLOCK)
+            seen = (pos[None, :] >= low[:, None]) & (pos[None, :] < base[:, None])
+        place = slots.to(tl.int64) * KV_HEADS + head
         m_tile, mass_tile, o_tile = _tile(
             query, KEYS, VALUES, place, inside, seen, dk, dv, ones, scale, DK, DV
         )  # fmt: skip
-        if E > 0:  # noqa: SIM102  one is known when it is compiled
+        if E > 0 and not ALONE:  # noqa: SIM102  one is known when it is compiled
             if here * TILE + TILE > tree_begin:
                 # Each token has keys of its own here. Where the next one's are is asked for ahead.
                 own_slots, own = _branch(
