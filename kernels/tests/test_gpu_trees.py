@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from specdec_kernels.trees import Candidates, gpu, reference
+from specdec_kernels.trees import Candidates, Tree, gpu, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -21,10 +21,10 @@ def scores_of(generator, batch, nodes, fanout, *, coarse=False, noisy=False):
     return scores.sort(-1, descending=True).values[..., :fanout].contiguous().to(DEVICE)
 
 
-def grown(chosen, fanout, depth, width, room, **how):
+def grown(chosen, fanout, depth, width, room, *, first=None, **how):
     """Candidates, levels and tree by ``chosen``, the children's ids and scores being random."""
     generator, batch = torch.Generator().manual_seed(fanout + depth), len(room)
-    candidates = Candidates.empty(batch, fanout, depth, torch.device(DEVICE))
+    candidates = Candidates.empty(batch, fanout, depth, torch.device(DEVICE), first)
     levels = []
     for number in range(depth):
         nodes = fanout if number else 1
@@ -56,6 +56,32 @@ def test_trees_are_the_references(fanout, depth, width, how):
     for row, count in enumerate(tree.lens.tolist()):
         assert tree.ids[row, :count].tolist() == expected.ids[row, :count].tolist()
         assert tree.parents[row, :count].tolist() == expected.parents[row, :count].tolist()
+
+
+@pytest.mark.parametrize(("fanout", "depth"), [(1, 3), (4, 5)])
+def test_entries_are_counted_from_the_first(fanout, depth):
+    room, first = [depth, depth, 1], torch.tensor([7, 0, 1 << 33], device=DEVICE)
+    for chosen in (gpu, reference):
+        _, levels, _ = grown(chosen, fanout, depth, fanout, room, first=first)
+        _, steps, _ = grown(chosen, fanout, depth, fanout, room)
+        for level, step in zip(levels, steps, strict=True):
+            assert torch.equal(level.paths, first[:, None, None] + step.paths)
+
+
+def test_trees_are_written_where_they_are_wanted():
+    """Into the first columns of rows that are longer, and no more nodes than each row may have."""
+    room, budget, width = torch.tensor([4, 1, 4, 2], device=DEVICE), [9, 2, 0, 1], 6
+    for chosen in (gpu, reference):
+        candidates, _, tree = grown(chosen, 3, 4, width, room.tolist())
+        ids, parents = (torch.full((4, columns), -5, device=DEVICE) for columns in (8, 7))
+        out = Tree(ids[:, :width], parents[:, :width], torch.full((4,), -5, device=DEVICE))
+        given = torch.tensor(budget, device=DEVICE)
+        assert chosen.keep(candidates, room, width, given, out) is out
+        assert torch.equal(out.ids, tree.ids) and torch.equal(out.parents, tree.parents)
+        assert out.lens.tolist() == [min(pair) for pair in zip(tree.lens.tolist(), budget, strict=True)]
+        assert (ids[:, width:] == -5).all() and (parents[:, width:] == -5).all()
+        lens = chosen.keep(candidates, room, width, given).lens
+        assert torch.equal(lens, out.lens)
 
 
 def check_closed(tree, candidates, room):

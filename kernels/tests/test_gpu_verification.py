@@ -205,7 +205,7 @@ def test_where_drafts_are_written(entries):
     rows = torch.arange(3).repeat_interleave(tokens // 3)
     read = {
         "rows": rows,
-        "slots": torch.randint(0, 24, (tokens,), generator=generator),  # some beyond the table
+        "slots": torch.randint(0, 24, (tokens, 2), generator=generator)[:, 1],  # some beyond the table
         "base": torch.randint(1, 20, (tokens,), generator=generator),
         "extra": torch.randint(-1, 5, (tokens, entries), generator=generator) if entries else None,
         "counts": column([2, 0, 1]),

@@ -222,7 +222,8 @@ class OverlappedEngineCore(EngineCore):
         super()._run(plan)
 
     def _drafted_later(self, request: Request) -> bool:
-        # Launched one by one, the kernels of a few drafts take longer than the whole step that is replayed next.
+        # Launched one by one, the kernels of a few drafts take longer than the whole step that is replayed
+        # next.
         return self.steady.drafts and self.why_never is None and why_looked_at(request) is None
 
     def _in_plain_order(self, why: str, waking: Sequence[Request] = ()) -> None:

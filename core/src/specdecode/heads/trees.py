@@ -12,13 +12,14 @@ import attrs
 import torch
 from specdec_kernels.trees import Candidates, Tree, extend, keep
 
+from ..contract import Drafts
 from .topology import Topology
 
 #: What the head makes of ``n`` nodes of level ``level`` (1: children of the root):
 #: ``expand(level, ids[B, n], feature[B, m, H], rows[B * n], paths[B, n, level])`` gives each node's feature
 #: and states, both ``[B, n, H]``. ``feature`` is of the ``m`` nodes of the level before, and ``rows`` tells
 #: which of these ``B * m`` is the parent of each. ``paths`` are the scratch entries of each node's ancestors,
-#: the last one its own, counted from 0.
+#: the last one its own, counted from ``first`` on, or from 0.
 Expand = Callable[
     [int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 ]
@@ -102,12 +103,14 @@ def fill(
     states: torch.Tensor,
     *,
     width: int | None = None,
+    first: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Token ids ``[B, N]`` of the nodes of a fixed tree.
 
     Args:
         feature, states: ``[B, H]``, the root's.
         width: the first nodes that are wanted; levels without any are left out. None: all.
+        first: ``[B]`` int64, each row's first scratch entry (its slot, say); None: 0.
     """
     batch, count = feature.shape[0], len(tree)
     ids = torch.zeros(batch, count, dtype=torch.int64, device=feature.device)
@@ -118,9 +121,8 @@ def fill(
         if width is not None and tree.starts[level] >= width:
             break
         rows = (numbers * feature.shape[1] + at.above).flatten()
-        feature, inner_states = expand(
-            level, ids[:, at.inner], feature, rows, at.paths[None].expand(batch, -1, -1)
-        )
+        paths = at.paths[None].expand(batch, -1, -1) if first is None else first[:, None, None] + at.paths
+        feature, inner_states = expand(level, ids[:, at.inner], feature, rows, paths)
         best, _ = choose(level, inner_states)
         ids[:, at.children] = best[:, at.parents, at.ranks]
     return ids
@@ -136,6 +138,9 @@ def grow(
     depth: int,
     width: int,
     room: torch.Tensor,
+    first: torch.Tensor | None = None,
+    budget: torch.Tensor | None = None,
+    out: Drafts | None = None,
 ) -> Tree:
     """Expand each level's best ``fanout`` nodes by as many children, and keep the best ``width`` of all.
 
@@ -145,11 +150,16 @@ def grow(
     Args:
         feature, states: ``[B, H]``, the root's.
         room: ``[B]`` int64, most levels of each row.
+        first: as of :func:`fill`.
+        budget: ``[B]`` int64, most nodes of each row; None: ``width``.
+        out: where the tree is written.
     """
-    candidates = Candidates.empty(feature.shape[0], fanout, depth, feature.device)
+    candidates = Candidates.empty(feature.shape[0], fanout, depth, feature.device, first)
     level = extend(candidates, None, *choose(0, states[:, None]))
     feature = feature[:, None]
     for number in range(1, depth):
         feature, inner_states = expand(number, level.ids, feature, level.rows, level.paths)
         level = extend(candidates, level, *choose(number, inner_states))
-    return keep(candidates, room, min(width, candidates.ids.shape[1]))
+    count = min(width, candidates.ids.shape[1])
+    written = None if out is None else Tree(out.ids[:, :count], out.parents[:, :count], out.lens)
+    return keep(candidates, room, count, budget, written)

@@ -61,7 +61,8 @@ class TorchBackend:
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        return paged_attention(query, *cache, meta, scale=scale, window=window)
+        # What wrote keys and values stands between this and whatever made ``meta``.
+        return paged_attention(query, *cache, meta, scale=scale, window=window, settled=True)
 
 
 class Attention(torch.nn.Module):

@@ -18,6 +18,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    settled: bool = False,
 ) -> torch.Tensor:
     """Softmax attention of every query token over the cache slots that ``meta`` lets it see.
 
@@ -31,6 +32,8 @@ def paged_attention(
         meta: which slots each token sees; what is derived from it is kept in ``meta.plans``.
         scale: factor of the scores.
         window: a token at position ``p`` sees positions above ``p - window`` only; None: all.
+        settled: the kernel right before writes nothing of ``meta``, which may then be read while that runs;
+            from the second call with one ``meta`` on this is taken for granted.
 
     Returns:
         ``[T, Hq, Dv]``; zero for tokens that see no slot.
@@ -39,7 +42,9 @@ def paged_attention(
         from . import gpu
 
         if gpu.can_attend(query, key_cache, value_cache, scale):
-            return gpu.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
+            return gpu.paged_attention(
+                query, key_cache, value_cache, meta, scale=scale, window=window, settled=settled
+            )
     chosen = native if native.can_attend(query, key_cache, value_cache) else reference
     return chosen.paged_attention(query, key_cache, value_cache, meta, scale=scale, window=window)
 

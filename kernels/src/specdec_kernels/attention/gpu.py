@@ -83,12 +83,12 @@ def paged_attention(
     *,
     scale: float,
     window: int | None,
+    settled: bool = False,
     mode: int | None = None,
 ) -> torch.Tensor:
     """As ``attention.paged_attention``; ``mode`` (SERIAL, BY_CHUNK, BY_TILE) overrides who does what.
 
     Tensors of ``meta`` may be changed in place between calls; a graph that captured one needs ``meta`` alive.
-    From the second call with one ``meta`` on, the kernel right before must not write them.
 
     A value that is not finite reaches all tokens of its row's query tile, seen or not: zero times it is NaN.
     """
@@ -100,7 +100,7 @@ def paged_attention(
     group = num_heads // kv_heads
     key = ("triton", group, kv_heads, value_dim, query.dtype, mode)
     plan = meta.plans.get(key)
-    early = plan is not None
+    early = settled or plan is not None
     if plan is None:
         plan = meta.plans[key] = _plan(meta, group, kv_heads, value_dim, query.dtype, mode)
     extra = meta.extra if meta.extra is not None and meta.extra.shape[1] else None

@@ -37,19 +37,27 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
     return reference.extend(candidates, above, ids, scores)
 
 
-def keep(candidates: Candidates, room: torch.Tensor, width: int) -> Tree:
+def keep(
+    candidates: Candidates,
+    room: torch.Tensor,
+    width: int,
+    budget: torch.Tensor | None = None,
+    out: Tree | None = None,
+) -> Tree:
     """The best ``width`` candidates, the best first; so they are closed under parents.
 
     Args:
         room: ``[B]`` int64, levels that a row may have.
         width: at most ``C``.
+        budget: ``[B]`` int64, most nodes of each row; None: ``width``.
+        out: written and returned; rows may lie further apart than they are long.
     """
     if takes(candidates.scores):
         from . import gpu
 
         if gpu.can_keep(candidates):
-            return gpu.keep(candidates, room, width)
-    return reference.keep(candidates, room, width)
+            return gpu.keep(candidates, room, width, budget, out)
+    return reference.keep(candidates, room, width, budget, out)
 
 
 __all__ = ["Candidates", "Level", "Tree", "extend", "keep", "num_candidates"]

@@ -15,12 +15,15 @@ class Candidates:
     scores: torch.Tensor  #: ``[B, C]`` float32, of their paths
     parents: torch.Tensor  #: ``[B, C]`` int64, which candidate; -1: the root
     fanout: int
+    first: torch.Tensor | None  #: ``[B]`` int64, the number of the first scratch entry; None: 0
 
     @classmethod
-    def empty(cls, batch: int, fanout: int, depth: int, device: torch.device) -> Candidates:
+    def empty(
+        cls, batch: int, fanout: int, depth: int, device: torch.device, first: torch.Tensor | None = None
+    ) -> Candidates:
         shape = (batch, num_candidates(fanout, depth))
         ids, parents = (torch.empty(shape, dtype=torch.int64, device=device) for _ in range(2))
-        return cls(ids, torch.empty(shape, dtype=torch.float32, device=device), parents, fanout)
+        return cls(ids, torch.empty(shape, dtype=torch.float32, device=device), parents, fanout, first)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,7 +35,7 @@ class Level:
     nodes: torch.Tensor  #: ``[B, K]`` int64, which candidates they are
     rows: torch.Tensor  #: ``[B * K]`` int64, their parents among the ``B * n`` nodes of the level before
     #: ``[B, K, levels]`` int64: the scratch entries of their ancestors and of themselves. Entry
-    #: ``(level - 1) * K + j`` is of the ``j``-th node of a level.
+    #: ``first + (level - 1) * K + j`` is of the ``j``-th node of a level.
     paths: torch.Tensor
 
 

@@ -47,6 +47,7 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
         *(before.total, before.nodes, before.paths),
         *(ids.contiguous(), scores.contiguous()),
         *(level.ids, level.total, level.nodes, level.rows, level.paths),
+        candidates.first,
         first_candidate(fanout, levels + 1),
         NODES=nodes,
         FANOUT=fanout,
@@ -58,16 +59,24 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
     return level
 
 
-def keep(candidates: Candidates, room: torch.Tensor, width: int) -> Tree:
+def keep(
+    candidates: Candidates,
+    room: torch.Tensor,
+    width: int,
+    budget: torch.Tensor | None = None,
+    out: Tree | None = None,
+) -> Tree:
     batch, count = candidates.ids.shape
-    numbers = candidates.ids.new_empty((2, batch, width))
-    tree = Tree(ids=numbers[0], parents=numbers[1], lens=candidates.ids.new_empty(batch))
+    tree = out
+    if tree is None:
+        numbers = candidates.ids.new_empty((2, batch, width))
+        tree = Tree(ids=numbers[0], parents=numbers[1], lens=candidates.ids.new_empty(batch))
     padded = max(_COMPARED, triton.next_power_of_2(count))
     launch(
         _keep_kernel,
         (batch,),
-        *(candidates.ids, candidates.scores, candidates.parents, room),
-        *(tree.ids, tree.parents, tree.lens),
+        *(candidates.ids, candidates.scores, candidates.parents, room, budget),
+        *(tree.ids, tree.parents, tree.lens, tree.ids.stride(0), tree.parents.stride(0)),
         torch.empty((batch, count), dtype=torch.int32, device=room.device),
         count,
         width,
@@ -82,7 +91,7 @@ def keep(candidates: Candidates, room: torch.Tensor, width: int) -> Tree:
 @triton.jit
 def _extend_kernel(
     ALL_IDS, ALL_SCORES, ALL_PARENTS, count, TOTAL, ABOVE, PATHS, IDS, SCORES,
-    OUT_IDS, OUT_TOTAL, OUT_NODES, OUT_ROWS, OUT_PATHS, first,
+    OUT_IDS, OUT_TOTAL, OUT_NODES, OUT_ROWS, OUT_PATHS, ENTRY, first,
     NODES: tl.constexpr, FANOUT: tl.constexpr, LEVELS: tl.constexpr, NODES2: tl.constexpr,
     FANOUT2: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -117,6 +126,9 @@ def _extend_kernel(
 
     # The best go on; of equals the first.
     free = there
+    entry = LEVELS * FANOUT
+    if ENTRY is not None:
+        entry += tl.load(ENTRY + row)
     for j in range(FANOUT):
         best = tl.max(tl.max(tl.where(free, total, -float("inf")), 1), 0)
         equal = tl.where(free & (total == best), place, NODES * FANOUT)
@@ -129,14 +141,15 @@ def _extend_kernel(
         tl.store(OUT_ROWS + out, row * NODES + chosen // FANOUT)
         path = OUT_PATHS + out * (LEVELS + 1)
         for level in range(LEVELS):
-            entry = tl.load(PATHS + (row * FANOUT + chosen // FANOUT) * LEVELS + level)
-            tl.store(path + level, entry)
-        tl.store(path + LEVELS, LEVELS * FANOUT + j)
+            above = tl.load(PATHS + (row * FANOUT + chosen // FANOUT) * LEVELS + level)
+            tl.store(path + level, above)
+        tl.store(path + LEVELS, entry + j)
 
 
 @triton.jit
 def _keep_kernel(
-    ALL_IDS, ALL_SCORES, ALL_PARENTS, ROOM, OUT_IDS, OUT_PARENTS, LENS, RANKS, count, width,
+    ALL_IDS, ALL_SCORES, ALL_PARENTS, ROOM, BUDGET, OUT_IDS, OUT_PARENTS, LENS, ids_stride, parents_stride,
+    RANKS, count, width,
     FANOUT: tl.constexpr, COUNT2: tl.constexpr, COMPARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -160,10 +173,12 @@ def _keep_kernel(
     kept = there & (rank < width)
     parent = tl.load(ALL_PARENTS + own + i, mask=kept, other=-1)
     above = tl.load(RANKS + own + parent, mask=kept & (parent >= 0), other=-1).to(tl.int64)
-    out = row * width + rank
-    tl.store(OUT_IDS + out, tl.load(ALL_IDS + own + i, mask=kept, other=0), mask=kept)
-    tl.store(OUT_PARENTS + out, above, mask=kept)
-    tl.store(LENS + row, tl.sum((kept & (scores > -float("inf"))).to(tl.int64), 0))
+    tl.store(OUT_IDS + row * ids_stride + rank, tl.load(ALL_IDS + own + i, mask=kept, other=0), mask=kept)
+    tl.store(OUT_PARENTS + row * parents_stride + rank, above, mask=kept)
+    length = tl.sum((kept & (scores > -float("inf"))).to(tl.int64), 0)
+    if BUDGET is not None:
+        length = tl.minimum(length, tl.load(BUDGET + row))
+    tl.store(LENS + row, length)
 
 
 @triton.jit

@@ -21,6 +21,8 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
     parent = chosen // fanout
     rows = parent + torch.arange(batch, device=ids.device)[:, None] * nodes
     entry = torch.arange((depth - 1) * fanout, depth * fanout, device=ids.device)
+    if candidates.first is not None:
+        entry = candidates.first[:, None] + entry
     paths = entry.expand(batch, -1)[..., None]
     if above is not None:
         ancestors = above.paths.gather(1, parent[..., None].expand(-1, -1, depth - 1))
@@ -28,7 +30,13 @@ def extend(candidates: Candidates, above: Level | None, ids: torch.Tensor, score
     return Level(ids.flatten(1).gather(1, chosen), best, first + chosen, rows.flatten(), paths)
 
 
-def keep(candidates: Candidates, room: torch.Tensor, width: int) -> Tree:
+def keep(
+    candidates: Candidates,
+    room: torch.Tensor,
+    width: int,
+    budget: torch.Tensor | None = None,
+    out: Tree | None = None,
+) -> Tree:
     count, fanout = candidates.ids.shape[1], candidates.fanout
     # Levels, from 0 on, have one time ``fanout`` nodes, then its square: as if the first had the square, too.
     missing = fanout * fanout - fanout
@@ -38,11 +46,16 @@ def keep(candidates: Candidates, room: torch.Tensor, width: int) -> Tree:
     place = torch.arange(count, device=order.device).expand_as(order)
     rank = torch.empty_like(order).scatter_(1, order, place)
     above = candidates.parents.gather(1, order[:, :width])
-    return Tree(
+    lens = (best[:, :width] > -torch.inf).sum(1)
+    tree = Tree(
         ids=candidates.ids.gather(1, order[:, :width]),
         parents=torch.where(above < 0, -1, rank.gather(1, above.clamp(min=0))),
-        lens=(best[:, :width] > -torch.inf).sum(1),
+        lens=lens if budget is None else torch.minimum(lens, budget),
     )
+    if out is None:
+        return tree
+    out.ids[:], out.parents[:], out.lens[:] = tree.ids, tree.parents, tree.lens
+    return out
 
 
 def confidence(scores: torch.Tensor) -> torch.Tensor:

@@ -230,7 +230,7 @@ def draft_places(
     Returns:
         Physical slots, and ``base - 1`` plus the number of scratch slots seen.
     """
-    rows, slots, base = rows.contiguous(), slots.contiguous(), base.contiguous()
+    rows, base = rows.contiguous(), base.contiguous()
     extra = None if extra is None else extra.contiguous()
     made = (rows, slots, base, counts, *(() if extra is None else (extra,)))
     return _implementation(*made, block_table[:1]).draft_places(

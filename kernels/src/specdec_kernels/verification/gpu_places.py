@@ -99,6 +99,7 @@ def _places_kernel(
     WRITE_SLOTS,
     POSITIONS,
     tokens,
+    slot_stride,
     table_stride,
     columns,
     E: tl.constexpr,
@@ -112,7 +113,8 @@ def _places_kernel(
     if PDL:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-    row, slot = tl.load(ROWS + token, mask=there, other=0), tl.load(SLOTS + token, mask=there, other=0)
+    row = tl.load(ROWS + token, mask=there, other=0)
+    slot = tl.load(SLOTS + token * slot_stride, mask=there, other=0)
     position = tl.load(SEEN + token, mask=there, other=0) - 1
     if E > 0:
         entry = tl.arange(0, E2)[None, :]
@@ -137,13 +139,13 @@ def draft_places(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`specdec_kernels.verification.draft_places`."""
     tokens = rows.shape[0]
-    write_slots, positions = torch.empty_like(slots), torch.empty_like(slots)
+    write_slots, positions = slots.new_empty(2, tokens)
     seen = 0 if extra is None else extra.shape[1]
     launch(
         _places_kernel,
         (triton.cdiv(tokens, _PLACES),),
         *(rows, slots, base, extra, counts, block_table, write_slots, positions),
-        *(tokens, block_table.stride(0), block_table.shape[1]),
+        *(tokens, slots.stride(0), block_table.stride(0), block_table.shape[1]),
         E=seen,
         E2=triton.next_power_of_2(max(seen, 1)),
         BLOCK_SIZE=block_size,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from specdec_kernels.attention import AttentionMetadata
-from specdec_kernels.projection import Stream, join, normalize, product, side_by_side
+from specdec_kernels.projection import Stream, gather, join, normalize, product, side_by_side
 from specdecode.heads.layers import layer_config
 from specdecode.layers import (
     ColumnParallelLinear,
@@ -238,10 +238,10 @@ class EagleHead(torch.nn.Module):
         feature = stream.residual
         if self.spec.norm_output:
             feature = normalize(stream, gains[-1], eps)
-            return feature, feature if wanted is None else feature[wanted]
+            return feature, feature if wanted is None else gather((feature,), wanted)
         if last_norm is not None:
             return feature, normalize(stream, gains[-1], eps, wanted)
-        return feature, feature if wanted is None else feature[wanted]
+        return feature, feature if wanted is None else gather((feature,), wanted)
 
     def _enter(self, ids: torch.Tensor, feature: torch.Tensor, rows: torch.Tensor | None) -> Stream:
         """What the first layer takes in: all norms of its input are made."""
@@ -263,7 +263,7 @@ class EagleHead(torch.nn.Module):
             return Stream(x, first.input_layernorm(x), None)
         if spec.norm_before_residual:
             return Stream(joined[:, -spec.hidden_size :].contiguous(), joined, None)
-        return Stream(feature if rows is None else feature[rows], joined, None)
+        return Stream(feature if rows is None else gather((feature,), rows), joined, None)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[R, H] -> [R, Vd]``, of the tokens ``draft_ids``, or of the first ``Vd``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from specdec_kernels.projection import gather
 from specdecode.contract import Drafts, Proposer, Resources, StepView, TargetHandle, TargetUpdate
 from specdecode.heads.drawing import draw
 from specdecode.heads.sizing import choose_nodes, expected_gains
@@ -93,9 +94,9 @@ class _Drafting:
     def run(self, feature: torch.Tensor, states: torch.Tensor, last: torch.Tensor) -> None:
         """``feature`` ``[F, H]`` of all tokens fed, ``states`` ``[B, H]`` of the rows' last: ``last``."""
         if self._tree is not None:
-            self._fixed(self._tree, feature[last], states)
+            self._fixed(self._tree, gather((feature,), last), states)
         elif self._plan.fanout is not None:
-            self._grown(self._plan.fanout, feature[last], states)
+            self._grown(self._plan.fanout, gather((feature,), last), states)
         else:
             self._chain(feature, states, last)
 
@@ -148,7 +149,7 @@ class _Drafting:
                 tree.place_laws(probs, level, laws)
             return ids, scores
 
-        out.ids[:] = fill(tree, choose, self._expand, feature, states, width=width)
+        out.ids[:] = fill(tree, choose, self._expand, feature, states, width=width, first=self._committed)
         out.parents[:] = tree.parents
         lens = tree.lens_within(self._room)
         if width < len(tree):
@@ -163,7 +164,7 @@ class _Drafting:
         if not width or all_drafted(self._step.budget, 0):
             self._out.lens.zero_()
             return
-        grown = grow(
+        grow(
             choose,
             self._expand,
             feature,
@@ -172,11 +173,10 @@ class _Drafting:
             depth=min(self._plan.needs.depth, width),
             width=width,
             room=self._room,
+            first=self._committed,
+            budget=self._step.budget,
+            out=self._out,
         )
-        count = grown.ids.shape[1]
-        self._out.ids[:, :count] = grown.ids
-        self._out.parents[:, :count] = grown.parents
-        self._out.lens[:] = torch.minimum(self._step.budget, grown.lens)
 
     # -- one level ------------------------------------------------------------------------------
     def _places_of(self, nodes: int) -> torch.Tensor:
@@ -219,13 +219,12 @@ class _Drafting:
         batch, nodes = ids.shape
         rows = self._rows[nodes]
         places = self._places_of(nodes)
-        committed = places[0]
-        scratch = committed[:, None] + paths.reshape(batch * nodes, level)
+        scratch = paths.reshape(batch * nodes, level)
         made, states = self._head(
             ids.flatten(),
             feature.flatten(0, 1),
             places[level - 1],
-            self._step.ctx(rows, scratch[:, -1], committed, scratch),
+            self._step.ctx(rows, scratch[:, -1], places[0], scratch),
             self._caches,
             rows=parents,
         )

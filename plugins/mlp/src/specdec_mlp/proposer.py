@@ -83,7 +83,7 @@ class _Drafting:
         def choose(level: int, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return self._children(level, states, fanout)[:2]
 
-        grown = grow(
+        grow(
             choose,
             self._expand,
             state,
@@ -92,11 +92,9 @@ class _Drafting:
             depth=min(self._plan.needs.depth, self._step.width),
             width=self._step.width,
             room=self._room,
+            budget=self._step.budget,
+            out=self._out,
         )
-        count = grown.ids.shape[1]
-        self._out.ids[:, :count] = grown.ids
-        self._out.parents[:, :count] = grown.parents
-        self._out.lens[:] = torch.minimum(self._step.budget, grown.lens)
 
     def _children(
         self, level: int, states: torch.Tensor, count: int
