@@ -131,7 +131,7 @@ def theirs(model: Any, tokens: int, **extra: Any) -> Callable[[list[list[int]]],
 def prompts_by_task(llm: LLM, each: int) -> dict[str, list[list[int]]]:
     tokenizer = llm.get_tokenizer()
     return {
-        task.name: [encode(tokenizer, prompt.text, chat=True) for prompt in task.prompts[:each]]
+        task.name: [encode(tokenizer, prompt, chat=True) for prompt in task.prompts[:each]]
         for task in builtin_tasks()
     }
 

@@ -136,7 +136,7 @@ def measure(
 
 
 def _warm_up_prompts(tasks: Sequence[Task], tokenizer: Any) -> list[dict[str, Any]]:
-    return [{"prompt_token_ids": encode(tokenizer, prompt.text)} for task in tasks for prompt in task.prompts]
+    return [{"prompt_token_ids": encode(tokenizer, prompt)} for task in tasks for prompt in task.prompts]
 
 
 def _warm_up(llm: Any, prompts: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The prompts that heads are judged on, and the benchmark that does it, on a tiny model."""
+"""The prompts and conversations that heads are judged on, and the benchmark that does it, on a tiny model."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ def test_they_are_real_prompts_of_four_tasks_with_named_licences():
     for (task, licence), count in counted.items():
         row = next(line for line in licences.splitlines() if line.startswith(f"| {task} |"))
         assert f"| {count} |" in row and row.endswith(f"| {licence} |")
+
+
+def test_the_conversations_are_those_of_their_script_and_do_not_loop():
+    made = script(DATA / "make_conversations.py")
+    asked = {(task, first): tuple(turns) for task, own in made.CONVERSATIONS.items() for first, turns in own}
+    found = [json.loads(line) for line in (DATA / "conversations.jsonl").read_text("utf-8").splitlines()]
+    assert {entry["task"] for entry in found} == set(made.CONVERSATIONS)
+    for entry in found:
+        users, answers = (
+            [message["content"] for message in entry["messages"] if message["role"] == role]
+            for role in ("user", "assistant")
+        )
+        assert asked[entry["task"], users[0]] == tuple(users[1:]) and len(answers) == len(users) == 6
+        assert max(map(made.repeated, answers)) <= made.LOOPS
+    tasks = read_dataset(DATA / "conversations.jsonl", "messages")
+    assert sum(len(task.prompts) for task in tasks) == 6 * len(found)
+    assert [len(prompt.before) for prompt in tasks[0].prompts[:6]] == [0, 2, 4, 6, 8, 10]
 
 
 def test_the_benchmark_prints_a_table_and_passes_over_heads_that_are_not_there(tmp_path, monkeypatch, capsys):

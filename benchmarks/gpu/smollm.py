@@ -60,7 +60,7 @@ def _transformers(model: str, tokenizer: Any, max_tokens: int) -> list[dict[str,
     path = models.resolve_model(model).path
     device = "cuda" if torch.cuda.is_available() else "cpu"
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval().to(device)
-    prompts = [encode(tokenizer, task.prompts[0].text, chat=True) for task in builtin_tasks()]
+    prompts = [encode(tokenizer, task.prompts[0], chat=True) for task in builtin_tasks()]
     count = {"min_new_tokens": max_tokens, "max_new_tokens": max_tokens}
 
     @torch.inference_mode()

@@ -69,6 +69,21 @@ def test_mt_bench_gives_first_turns_by_category(write):
     ]
 
 
+def test_messages_give_every_turn_behind_those_before_it(write):
+    roles = ("system", "user", "assistant", "user", "assistant")
+    said = list(zip(roles, ("Be brief.", "Write.", "A.", "Again.", "B."), strict=True))
+    entry = {"task": "edit", "id": "e1", "messages": [{"role": r, "content": c} for r, c in said]}
+    silent = {"messages": [{"role": "assistant", "content": "Hello"}]}
+    path = write("talks.jsonl", lines([entry, silent, {"messages": entry["messages"][1:2]}]))
+    tasks = read_dataset(path, "messages")
+    assert shown(tasks) == [("edit", "e1/1", "Write."), ("edit", "e1/2", "Again."), ("talks", "3", "Write.")]
+    first, second = tasks[0].prompts
+    assert first.messages == [{"role": r, "content": c} for r, c in said[:2]]
+    assert second.messages == [{"role": r, "content": c} for r, c in said[:4]]
+    assert second.whole == "Be brief.\n\nWrite.\n\nA.\n\nAgain."
+    assert shown(read_dataset(path, "messages", 1)) == [("edit", "e1/1", "Write.")]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_cnn_dailymail_asks_for_a_summary_of_the_article(write, suffix):
     article = 'A long story,\nwith "quotes". ' * 6000  # more than the csv module takes by default

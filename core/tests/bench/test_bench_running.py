@@ -250,6 +250,15 @@ def test_prompts_are_put_into_the_chat_template_if_there_is_one():
     assert encode(tokenizer, "hi", chat=False) == [0, ord("h"), ord("i")]
 
 
+def test_what_was_said_before_a_prompt_stands_in_front_of_it():
+    tokenizer = Characters()
+    said = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    prompt = Prompt(id="1", text="c", before=said)
+    assert "".join(map(chr, encode(tokenizer, prompt)[1:])) == "a\n\nb\n\nc"
+    tokenizer.chat_template = "there is one"
+    assert "".join(map(chr, encode(tokenizer, prompt))) == "<user>a<assistant>b<user>c"
+
+
 def test_all_tasks_together_add_counts_and_times(clock):
     found = run(clock, FakeEngine(clock), FakeEngine(clock, drafted=4), [task("s", "ab"), task("t", "c")])
     (total,) = overall(found)

@@ -154,7 +154,7 @@ def record(model: str, max_tokens: int, out: Path) -> None:
 
     llm = LLM(model, dtype="float32")
     cases = [(task, prompt) for task in builtin_tasks() for prompt in task.prompts]
-    ids = [encode(llm.get_tokenizer(), prompt.text) for _, prompt in cases]
+    ids = [encode(llm.get_tokenizer(), prompt) for _, prompt in cases]
     texts = []
     for temperature in (0.0, 0.9):
         params = SamplingParams(temperature=temperature, top_p=0.9, seed=1, max_tokens=max_tokens)

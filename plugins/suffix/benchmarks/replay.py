@@ -168,7 +168,7 @@ def record(model: str, max_tokens: int, out: Path) -> None:
     texts = []
     for task in builtin_tasks("repetitive"):
         for prompt in task.prompts:
-            ids = encode(llm.get_tokenizer(), prompt.text)
+            ids = encode(llm.get_tokenizer(), prompt)
             (output,) = llm.generate([TokensPrompt(prompt_token_ids=ids)], params)
             tokens = list(output.outputs[0].token_ids)
             texts.append({"task": task.name, "id": prompt.id, "prompt": ids, "output": tokens})

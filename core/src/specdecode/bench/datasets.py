@@ -1,11 +1,12 @@
 """Prompts from the files that speculative decoding is usually measured on. Nothing is downloaded.
 
-Each reader takes the first user turn of an entry, as a benchmark cannot know the model's answer to it.
+Most readers take the first user turn of an entry, as a benchmark cannot know the model's answer to it.
+``messages`` takes the answers of the file as the model's: every turn is a prompt behind those before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,20 @@ class Found:
     text: str
     id: str | None = None  #: None: the entry's number
     task: str | None = None  #: None: the file's name
+    before: tuple[Mapping[str, str], ...] = ()  #: messages
 
 
 @attrs.frozen(kw_only=True)
 class DatasetFormat:
     """How entries of a kind of file become prompts.
 
-    ``read`` gives None for an entry without a prompt, which is passed over, and raises ``ValueError``
+    ``read`` gives nothing for an entry without a prompt, which is passed over, and raises ``ValueError``
     for one that is not of this format.
     """
 
     name: str
     shape: str  #: of an entry, in words, for messages and documentation
-    read: Callable[[Mapping[str, Any]], Found | None]
+    read: Callable[[Mapping[str, Any]], Sequence[Found]]
 
 
 def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Task, ...]:
@@ -69,11 +71,10 @@ def read_dataset(path: Path, format: str, limit: int | None = None) -> tuple[Tas
             raise ConfigError(
                 f"dataset: {path}, entry {number} {told}; {format} wants {kind.shape}"
             ) from None
-        if found is None:
-            continue
-        count += 1
-        prompt = Prompt(id=found.id or str(number), text=found.text)
-        grouped.setdefault(found.task or path.stem, []).append(prompt)
+        for one in found if limit is None else found[: limit - count]:
+            prompt = Prompt(id=one.id or str(number), text=one.text, before=one.before)
+            grouped.setdefault(one.task or path.stem, []).append(prompt)
+            count += 1
     if not grouped:
         raise ConfigError(f"dataset: {path} holds no prompt; {format} wants {kind.shape}")
     return _tasks(grouped, path)
@@ -114,36 +115,54 @@ def _id(entry: Mapping[str, Any], key: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _sharegpt(entry: Mapping[str, Any]) -> Found | None:
+def _sharegpt(entry: Mapping[str, Any]) -> list[Found]:
     turns = entry["conversations"]
     if not isinstance(turns, list):
         raise ValueError(f"has conversations = {str(turns)[:40]!r}, which is no list")
     for turn in map(_mapping, turns):
         if turn["from"] in ("human", "user"):
             text = str(turn["value"]).strip()
-            return Found(text=text, id=_id(entry, "id")) if text else None
-    return None
+            return [Found(text=text, id=_id(entry, "id"))] if text else []
+    return []
 
 
-def _cnn_dailymail(entry: Mapping[str, Any]) -> Found:
-    return Found(text=SUMMARISE + _string(entry, "article").strip(), id=_id(entry, "id"))
+def _cnn_dailymail(entry: Mapping[str, Any]) -> list[Found]:
+    return [Found(text=SUMMARISE + _string(entry, "article").strip(), id=_id(entry, "id"))]
 
 
-def _humaneval(entry: Mapping[str, Any]) -> Found:
+def _humaneval(entry: Mapping[str, Any]) -> list[Found]:
     _string(entry, "entry_point")  # other sets have a prompt as well
-    return Found(text=_string(entry, "prompt"), id=_string(entry, "task_id"))
+    return [Found(text=_string(entry, "prompt"), id=_string(entry, "task_id"))]
 
 
-def _mt_bench(entry: Mapping[str, Any]) -> Found:
+def _mt_bench(entry: Mapping[str, Any]) -> list[Found]:
     turns = entry["turns"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0].strip():
         raise ValueError(f"has turns = {str(turns)[:40]!r}, which is no list of texts")
-    return Found(text=turns[0], id=_id(entry, "question_id"), task=_string(entry, "category"))
+    return [Found(text=turns[0], id=_id(entry, "question_id"), task=_string(entry, "category"))]
 
 
-def _own(entry: Mapping[str, Any]) -> Found:
+def _own(entry: Mapping[str, Any]) -> list[Found]:
     task = _string(entry, "task") if "task" in entry else None
-    return Found(text=_string(entry, "prompt"), id=_id(entry, "id"), task=task)
+    return [Found(text=_string(entry, "prompt"), id=_id(entry, "id"), task=task)]
+
+
+def _messages(entry: Mapping[str, Any]) -> list[Found]:
+    turns = entry["messages"]
+    if not isinstance(turns, list):
+        raise ValueError(f"has messages = {str(turns)[:40]!r}, which is no list")
+    told = [{key: _string(_mapping(turn), key) for key in ("role", "content")} for turn in turns]
+    own, task = _id(entry, "id"), _string(entry, "task") if "task" in entry else None
+    users = [place for place, message in enumerate(told) if message["role"] == "user"]
+    return [
+        Found(
+            text=told[place]["content"],
+            id=own and f"{own}/{number}",
+            task=task,
+            before=tuple(told[:place]),
+        )
+        for number, place in enumerate(users, start=1)
+    ]
 
 
 FORMATS: dict[str, DatasetFormat] = {
@@ -169,6 +188,12 @@ FORMATS: dict[str, DatasetFormat] = {
             name="mt_bench",
             shape='{"question_id": 81, "category": "...", "turns": ["...", "..."]}',
             read=_mt_bench,
+        ),
+        DatasetFormat(
+            name="messages",
+            shape='{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": '
+            '"..."}, ...]}, perhaps with "task" and "id"',
+            read=_messages,
         ),
     )
 }

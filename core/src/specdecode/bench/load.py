@@ -18,6 +18,8 @@ import attrs
 
 from specdecode.contract import ConfigError
 
+from .tasks import Prompt
+
 if TYPE_CHECKING:
     import httpx
 
@@ -44,10 +46,8 @@ class Target:
     ignore_eos: bool = False  #: a field that vLLM, SGLang and specdecode know, and OpenAI does not
     timeout: float = 600.0  #: seconds of one request
 
-    def body(self, prompt: str, side: Side) -> dict[str, Any]:
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {}
-        if not self.chat:
-            asked["prompt"] = prompt
+    def body(self, prompt: Prompt, side: Side) -> dict[str, Any]:
+        asked: dict[str, Any] = {"messages": prompt.messages} if self.chat else {"prompt": prompt.whole}
         asked |= {
             "model": self.model,
             "max_tokens": self.max_tokens,
@@ -135,7 +135,7 @@ def count_requests(rate: float, seconds: float | None, count: int) -> int:
 async def run_load(
     target: Target,
     side: Side,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     rate: float,
     count: int,
     *,
@@ -156,7 +156,7 @@ async def run_load(
     return Run(side=side.name, rate=rate, seconds=time.perf_counter() - began, timings=tuple(timings))
 
 
-async def request(http: httpx.AsyncClient, target: Target, side: Side, prompt: str) -> Timing:
+async def request(http: httpx.AsyncClient, target: Target, side: Side, prompt: Prompt) -> Timing:
     """One streamed request; what goes wrong is in its ``error``."""
     import httpx
 

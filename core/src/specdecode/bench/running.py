@@ -16,7 +16,7 @@ from specdecode.contract import ConfigError
 from specdecode.engine.advice import Advice, SpeculationFigures, advise
 
 from .counters import Counters, Reading
-from .tasks import Task
+from .tasks import Prompt, Task
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +147,13 @@ class Comparison:
         return advise(figures, self.speedup, adaptive=counted.adaptive)
 
 
-def encode(tokenizer: Any, text: str, *, chat: bool = True) -> list[int]:
-    """Token ids of ``text``: as a user's message in the chat template, if there is one, or as it is."""
+def encode(tokenizer: Any, prompt: str | Prompt, *, chat: bool = True) -> list[int]:
+    """Token ids of ``prompt``: as messages in the chat template, if there is one, or as text."""
+    if isinstance(prompt, str):
+        prompt = Prompt(id="", text=prompt)
     if chat and tokenizer.chat_template:
-        prompt = chat_prompt(tokenizer, [{"role": "user", "content": text}], ChatOptions())
-        return list(prompt["prompt_token_ids"])
-    return list(tokenizer(text)["input_ids"])
+        return list(chat_prompt(tokenizer, prompt.messages, ChatOptions())["prompt_token_ids"])
+    return list(tokenizer(prompt.whole)["input_ids"])
 
 
 def fitting(tasks: Sequence[Task], tokenizer: Any, longest: int, *, chat: bool) -> tuple[Task, ...]:
@@ -164,7 +165,7 @@ def fitting(tasks: Sequence[Task], tokenizer: Any, longest: int, *, chat: bool) 
     kept = [
         attrs.evolve(
             task,
-            prompts=tuple(p for p in task.prompts if len(encode(tokenizer, p.text, chat=chat)) <= longest),
+            prompts=tuple(p for p in task.prompts if len(encode(tokenizer, p, chat=chat)) <= longest),
         )
         for task in tasks
     ]
@@ -215,7 +216,7 @@ def compare(
     tokenizer = plain.get_tokenizer()
     for size in settings.batch_sizes:
         for number, task in enumerate(tasks):
-            batches = _batches(task, size, lambda text: encode(tokenizer, text, chat=settings.chat))
+            batches = _batches(task, size, lambda prompt: encode(tokenizer, prompt, chat=settings.chat))
             for side in sides:
                 side.reset()
                 if number == 0:
@@ -231,7 +232,7 @@ def compare(
 
 def first_batch(task: Task, size: int, tokenizer: Any, *, chat: bool) -> tuple[list[int], ...]:
     """Token ids of the prompts that :func:`compare` runs first at a batch size."""
-    return _batches(task, size, lambda text: encode(tokenizer, text, chat=chat))[0].token_ids
+    return _batches(task, size, lambda prompt: encode(tokenizer, prompt, chat=chat))[0].token_ids
 
 
 @attrs.frozen
@@ -243,9 +244,9 @@ class _Batch:
     token_ids: tuple[list[int], ...]
 
 
-def _batches(task: Task, size: int, tokenize: Callable[[str], list[int]]) -> list[_Batch]:
+def _batches(task: Task, size: int, tokenize: Callable[[Prompt], list[int]]) -> list[_Batch]:
     """The prompts of ``task`` in batches of ``size``, the last one filled up from the start."""
-    encoded = [(prompt.id, tokenize(prompt.text)) for prompt in task.prompts]
+    encoded = [(prompt.id, tokenize(prompt)) for prompt in task.prompts]
     number = math.ceil(len(encoded) / size)
     filled = itertools.islice(itertools.cycle(encoded), number * size)
     return [_Batch(task.name, *zip(*itertools.islice(filled, size), strict=True)) for _ in range(number)]

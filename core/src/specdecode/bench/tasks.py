@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,21 @@ from specdecode.contract import ConfigError
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """One user message."""
+    """One user message, and what was said before it."""
 
     id: str  #: unique within its task
     text: str
+    before: tuple[Mapping[str, str], ...] = ()  #: messages, ``{"role": ..., "content": ...}``
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The whole conversation, for a chat template."""
+        return [*map(dict, self.before), {"role": "user", "content": self.text}]
+
+    @property
+    def whole(self) -> str:
+        """The whole conversation as one text, where there is no template."""
+        return "\n\n".join(message["content"] for message in self.messages)
 
 
 @attrs.frozen(kw_only=True)

@@ -25,7 +25,7 @@ Dataset = Annotated[
 ]
 DatasetFormat = Annotated[
     str,
-    typer.Option(metavar="NAME", help="jsonl, sharegpt, cnn_dailymail, humaneval or mt_bench."),
+    typer.Option(metavar="NAME", help="jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench or messages."),
 ]
 NumPrompts = Annotated[int, typer.Option(min=1, metavar="N", help="Only the first N prompts of the dataset.")]
 Task = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this task. May be repeated.")]

@@ -19,6 +19,7 @@ from .progress import progress_bar
 if TYPE_CHECKING:
     from specdecode.bench.load import Run, Side, Target
     from specdecode.bench.load_report import Objectives
+    from specdecode.bench.tasks import Prompt
 
 
 def bench_serve(
@@ -69,9 +70,8 @@ def bench_serve(
     check_folder(output)
     if plot is not None:
         check_plot(plot)
-    texts = [
-        p.text for one in tasks_of(prompts, dataset, dataset_format, num_prompts, task) for p in one.prompts
-    ]
+    tasks = tasks_of(prompts, dataset, dataset_format, num_prompts, task)
+    asked = [prompt for one in tasks for prompt in one.prompts]
     target = Target(
         url=url.rstrip("/").removesuffix("/v1"),
         model=model or "",
@@ -86,11 +86,11 @@ def bench_serve(
         target = _of_model(target, asyncio.run(served_model(target)))
     method = asyncio.run(served_method(target)) if compare is not False else None
     sides = _sides(method, compare, lengths)
-    runs = _run(target, sides, texts, rates, duration, num_requests)
+    runs = _run(target, sides, asked, rates, duration, num_requests)
     objectives = Objectives(ttft_ms=slo_ttft, inter_token_ms=slo_inter_token, end_to_end_ms=slo_end_to_end)
     rows = [row_of(run, objectives) for run in runs]
     source = str(dataset or prompts or "built-in")
-    result = json.dumps(report(_environment(target, method, source, len(texts), objectives), rows))
+    result = json.dumps(report(_environment(target, method, source, len(asked), objectives), rows))
     if output is not None:
         write(output, result)
     if plot is not None:
@@ -162,7 +162,7 @@ def _sides(method: str | None, compare: bool | None, lengths: str | None) -> lis
 def _run(
     target: Target,
     sides: Sequence[Side],
-    texts: Sequence[str],
+    asked: Sequence[Prompt],
     rates: Sequence[float],
     duration: float | None,
     num_requests: int,
@@ -174,8 +174,8 @@ def _run(
     runs = []
     with progress_bar("Asking", len(sides) * sum(counts[rate] for rate in rates)) as advance:
         for side in sides:  # what only the first request pays for
-            asyncio.run(run_load(target, side, texts[:1], math.inf, 1))
+            asyncio.run(run_load(target, side, asked[:1], math.inf, 1))
         for rate in rates:
             for side in sides:
-                runs.append(asyncio.run(run_load(target, side, texts, rate, counts[rate], advance=advance)))
+                runs.append(asyncio.run(run_load(target, side, asked, rate, counts[rate], advance=advance)))
     return runs

@@ -57,7 +57,7 @@ DatasetFormat = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="jsonl, sharegpt, cnn_dailymail, humaneval or mt_bench.",
+        help="jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench or messages.",
         rich_help_panel=_REQUESTS,
     ),
 ]
