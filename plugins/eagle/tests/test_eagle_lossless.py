@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from specdec_eagle.head import EagleHead
 from specdec_eagle.testing import write_head
 from specdecode import SamplingParams
 from specdecode.testing.lossless import (
@@ -99,6 +101,36 @@ def test_drafts_behind_a_spell_are_those_of_a_request_without_one(target, heads,
     starts = [{at for at, source in enumerate(own) if source == "target"} for own in (alone, beside)]
     common = min(at for at in starts[0] & starts[1] if at > 12) + 1
     assert common < 30 and alone[common:] == beside[common:]
+
+
+@pytest.mark.parametrize("fused", ["0", "1"])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_who_may_draft_nothing_is_fed_keys_and_values_alone(
+    target, tmp_path, monkeypatch, layout, layers, fused
+):
+    """The same keys and values as behind the whole head, of which nothing more is computed."""
+    monkeypatch.setenv("SPECDECODE_FUSED", fused)
+    forward, same = EagleHead.forward, []
+
+    def checked(self, ids, feature, positions, meta, caches, *, wanted=None, **more):
+        if wanted is None or len(wanted):
+            return forward(self, ids, feature, positions, meta, caches, wanted=wanted, **more)
+        whole = [tuple(half.clone() for half in cache) for cache in caches]
+        forward(self, ids, feature, positions, meta, whole, **more)
+        last, mlp = self.layers[-1], self.layers[-1].mlp
+        last.mlp = None
+        made = forward(self, ids, feature, positions, meta, caches, wanted=wanted, **more)
+        last.mlp = mlp
+        pairs = [pair for two in zip(caches, whole, strict=True) for pair in zip(*two, strict=True)]
+        same.append(len(ids) and all(torch.equal(own, other) for own, other in pairs))
+        return made
+
+    monkeypatch.setattr(EagleHead, "forward", checked)
+    path = write_head(tmp_path / "head", layout, target, layers=layers)
+    spells = {"model": str(path), "num_speculative_tokens": 3, "disable_by_batch_size": 3}
+    Engine(target, spells)(*requests())
+    assert len(same) > 3 and all(same)
 
 
 @pytest.mark.parametrize("shape", ["chain", "fixed"])

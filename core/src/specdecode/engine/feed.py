@@ -119,6 +119,8 @@ class Feed:
             for entry in range(row.start, row.end)
         ]
         where = torch.tensor(index, device=self._device)
+        if min(index, default=0) >= 0:
+            return tuple(self._taps[tap][where] for tap in taps)
         first = (where < 0)[:, None]
         return tuple(self._taps[tap][where.clamp(min=0)].masked_fill(first, 0) for tap in taps)
 

@@ -91,12 +91,19 @@ class Attention(torch.nn.Module):
         cache: KVCache,
     ) -> torch.Tensor:
         """``[T, Hq, Dk]``, ``[T, Hkv, Dk]``, ``[T, Hkv, Dv]`` -> ``[T, Hq, Dv]``."""
-        self.backend.write(key, value, cache, meta)
-        return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)
+        self.write(key, value, meta, cache)
+        return self.attend(query, meta, cache)
 
-    def rotating(
+    def write(self, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata, cache: KVCache) -> None:
+        """The first half."""
+        self.backend.write(key, value, cache, meta)
+
+    def rotate_and_write(
         self, heads: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
     ) -> torch.Tensor:
         """The same from a fused projection: ``[T, Hq + 2 Hkv, D]``, not rotated yet, to ``[T, Hq, D]``."""
-        query = self.backend.rotate_and_write(heads, rotation, cache, meta)
+        return self.backend.rotate_and_write(heads, rotation, cache, meta)
+
+    def attend(self, query: torch.Tensor, meta: AttentionMetadata, cache: KVCache) -> torch.Tensor:
+        """The second half: ``[T, Hq, Dk]`` -> ``[T, Hq, Dv]``."""
         return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)

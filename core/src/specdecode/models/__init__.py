@@ -6,7 +6,7 @@ from .decoder import MLP, Decoder, DecoderLayer, SelfAttention
 from .families import FAMILIES, decoder_config
 from .files import ModelFiles, resolve_model
 from .fingerprint import fingerprint
-from .fused import can_fuse, fused_layer
+from .fused import can_fuse, fused_layer, fused_write
 from .info import (
     default_sampling,
     describe_target,
@@ -30,7 +30,7 @@ __all__ = [
     "ImagePreprocessor", "ModelFiles", "NewWeights", "ProcessedImage", "PromptImage", "SelfAttention",
     "TransformersDecoder", "TransformersLayer", "VisionTower", "WeightSource", "can_fuse",
     "check_architecture", "check_quantization", "decoder_config", "default_sampling", "describe_target",
-    "eos_token_ids", "fingerprint", "fused_layer", "is_native", "load_model", "load_tokenizer",
+    "eos_token_ids", "fingerprint", "fused_layer", "fused_write", "is_native", "load_model", "load_tokenizer",
     "load_weights", "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len", "resolve_model",
     "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

@@ -83,16 +83,23 @@ class SelfAttention(torch.nn.Module):
         self, x: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
     ) -> torch.Tensor:
         """``[T, H] -> [T, H]``."""
+        query = self.write(x, rotation, meta, cache)
+        return self.o_proj(self.attention.attend(query, meta, cache).flatten(1))
+
+    def write(
+        self, x: torch.Tensor, rotation: Rotation, meta: AttentionMetadata, cache: KVCache
+    ) -> torch.Tensor:
+        """Write the keys and values of ``x`` ``[T, H]``, and no more: the queries, ``[T, Hq, D]``."""
         heads = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # T may be 0
         if self.rotary and self.q_norm is None:
-            attended = self.attention.rotating(heads, rotation, meta, cache)
-            return self.o_proj(attended.flatten(1))
+            return self.attention.rotate_and_write(heads, rotation, meta, cache)
         query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if self.rotary:
             query, key = apply_rotary(query, key, *rotation)
-        return self.o_proj(self.attention(query, key, value, meta, cache).flatten(1))
+        self.attention.write(key, value, meta, cache)
+        return query
 
 
 class MLP(torch.nn.Module):
@@ -170,13 +177,26 @@ class DecoderLayer(torch.nn.Module):
         Returns:
             ``(x, residual)``, whose sum is the stream that leaves the block.
         """
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self._enter(x, residual)
         x = self.self_attn(x, rotation, meta, cache)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
+
+    def write(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotation: Rotation,
+        meta: AttentionMetadata,
+        cache: KVCache,
+    ) -> None:
+        """Write the keys and values alone, where nobody wants what leaves the block."""
+        self.self_attn.write(self._enter(x, residual)[0], rotation, meta, cache)
+
+    def _enter(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return self.input_layernorm(x), x
+        return self.input_layernorm.add(x, residual)
 
 
 class Decoder(torch.nn.Module):

@@ -120,7 +120,37 @@ def fused_layer(
         next_gain: ``[H]``, of that norm.
     """
     attention, mlp = layer.self_attn, layer.mlp
-    query = project_qkv(
+    query = fused_write(layer, stream, rotary, positions, meta, cache, config=config)
+    attended = attention.attention.attend(query, meta, cache)
+    stream = _add_product(
+        attended.flatten(1), attention.o_proj, stream, layer.post_attention_layernorm.weight
+    )
+    if isinstance(mlp, SparseMLP):
+        return mlp.add_to(stream, next_gain, config.rms_norm_eps)
+    gated = project_gate_up(
+        stream,
+        mlp.gate_up_proj.operand,
+        mlp.gate_up_proj.bias,
+        eps=config.rms_norm_eps,
+        activation=_GATES[ACTIVATIONS[config.hidden_act]],
+        delta=mlp.gate_up_proj.delta(stream.scaled),
+    )
+    return _add_product(gated, mlp.down_proj, stream, next_gain)
+
+
+def fused_write(
+    layer: DecoderLayer,
+    stream: Stream,
+    rotary: RotaryEmbedding,
+    positions: torch.Tensor,
+    meta: AttentionMetadata,
+    cache: KVCache,
+    *,
+    config: DecoderConfig,
+) -> torch.Tensor:
+    """Write a layer's keys and values, and no more: its queries. For arguments see :func:`fused_layer`."""
+    attention = layer.self_attn
+    return project_qkv(
         stream,
         attention.qkv_proj.operand,
         attention.qkv_proj.bias,
@@ -136,22 +166,6 @@ def fused_layer(
         rotate=attention.rotary,
         delta=attention.qkv_proj.delta(stream.scaled),
     )
-    attend = attention.attention
-    attended = attend.backend.attend(query, cache, meta, scale=attend.scale, window=attend.window)
-    stream = _add_product(
-        attended.flatten(1), attention.o_proj, stream, layer.post_attention_layernorm.weight
-    )
-    if isinstance(mlp, SparseMLP):
-        return mlp.add_to(stream, next_gain, config.rms_norm_eps)
-    gated = project_gate_up(
-        stream,
-        mlp.gate_up_proj.operand,
-        mlp.gate_up_proj.bias,
-        eps=config.rms_norm_eps,
-        activation=_GATES[ACTIVATIONS[config.hidden_act]],
-        delta=mlp.gate_up_proj.delta(stream.scaled),
-    )
-    return _add_product(gated, mlp.down_proj, stream, next_gain)
 
 
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:

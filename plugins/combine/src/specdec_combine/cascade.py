@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from specdecode.contract import Drafts, Probs, StepView
+from specdecode.heads.stopping import all_drafted
 
 from .buffers import Output, Rows, as_given
 from .team import Combination, Team
@@ -28,7 +29,11 @@ class CascadeProposer(Combination):
         left = torch.as_tensor(given).clone()
         spans = []
         for index in range(len(self._team)):
+            nothing = all_drafted(left, 0)
             rows = self._team.ask(step, index, as_given(left, given))
+            if nothing:  # it was fed, and nobody is left to choose it
+                spans.append(torch.zeros_like(left))
+                continue
             chosen = (left > 0) & (rows.lens > 0)
             if self._min_score and index < len(self._team) - 1:
                 chosen = chosen & (self._expected(step, index, rows, left) >= self._min_score)

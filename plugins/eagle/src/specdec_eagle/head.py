@@ -22,7 +22,7 @@ from specdecode.layers import (
     RotaryEmbedding,
     VocabEmbedding,
 )
-from specdecode.models import DecoderConfig, DecoderLayer, can_fuse, fused_layer
+from specdecode.models import DecoderConfig, DecoderLayer, can_fuse, fused_layer, fused_write
 
 from .spec import HeadSpec
 
@@ -169,15 +169,18 @@ class EagleHead(torch.nn.Module):
             feature: ``[T, H]``, of the token before each; with ``rows`` of any number of tokens.
             positions: ``[T]`` int64, of the tokens, from 1 on.
             rows: ``[T]`` int64, which of ``feature`` belongs to each token; None: its own.
-            wanted: ``[R]`` int64, of the tokens whose states are wanted; None: all.
+            wanted: ``[R]`` int64, of the tokens whose states are wanted; None: all. Where there are none,
+                the last layer ends with its keys and values.
 
         Returns:
-            Each token's feature ``[T, H]``, and what :meth:`logits` takes, ``[R, H]``.
+            Each token's feature ``[T, H]``, and what :meth:`logits` takes, ``[R, H]``; both ``[0, H]`` where
+            nothing is wanted.
         """
+        keys_only = wanted is not None and not len(wanted)
         if self.fused and len(ids):
-            return self._forward_fused(ids, feature, positions, meta, caches, rows, wanted)
+            return self._forward_fused(ids, feature, positions, meta, caches, rows, wanted, keys_only)
         feature, states = self._forward_layers(
-            ids, feature if rows is None else feature[rows], positions, meta, caches
+            ids, feature if rows is None else feature[rows], positions, meta, caches, keys_only
         )
         return feature, states if wanted is None else states[wanted]
 
@@ -188,15 +191,20 @@ class EagleHead(torch.nn.Module):
         positions: torch.Tensor,
         meta: AttentionMetadata,
         caches: Sequence[KVCache],
+        keys_only: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        embedded = self._embed(ids)
+        """``keys_only``: of the last layer no more is wanted."""
+        embedded, nothing = self._embed(ids), (feature[:0], feature[:0])
         rotation = self.rotary(positions)
-        first = self._layers[0]
+        first, last = self._layers[0], self._layers[-1]
         if self.spec.eagle3:
             assert self.hidden_norm is not None and self.norm is not None  # no such head without them
             hidden = self.hidden_norm(feature)
             residual = hidden if self.spec.norm_before_residual else feature
             inputs = torch.cat((first.input_layernorm(embedded), hidden), dim=-1)
+            if keys_only and first is last:
+                first.self_attn.write(inputs, rotation, meta, caches[0])
+                return nothing
             attended = first.self_attn(inputs, rotation, meta, caches[0])
             x, residual = first.post_attention_layernorm.add(attended, residual)
             x = first.mlp(x)
@@ -204,10 +212,15 @@ class EagleHead(torch.nn.Module):
             assert self.fc is not None
             if self.embedding_layernorm is not None:
                 embedded = self.embedding_layernorm(embedded)
-            x, residual = first(
-                self.fc(torch.cat((embedded, feature), dim=-1)), None, rotation, meta, caches[0]
-            )
+            x = self.fc(torch.cat((embedded, feature), dim=-1))
+            if keys_only and first is last:
+                first.write(x, None, rotation, meta, caches[0])
+                return nothing
+            x, residual = first(x, None, rotation, meta, caches[0])
         for layer, cache in zip(self._layers[1:], caches[1:], strict=True):
+            if keys_only and layer is last:
+                layer.write(x, residual, rotation, meta, cache)
+                return nothing
             x, residual = layer(x, residual, rotation, meta, cache)
         if self.norm is not None and self.spec.eagle3:
             states, feature = self.norm.add(x, residual)
@@ -226,12 +239,16 @@ class EagleHead(torch.nn.Module):
         caches: Sequence[KVCache],
         rows: torch.Tensor | None,
         wanted: torch.Tensor | None,
+        keys_only: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layers, eps, last_norm = self._layers, self.spec.rms_norm_eps, self.norm or self.pre_lm_head_layernorm
         gains = [layer.input_layernorm.weight for layer in layers[1:]]
         gains.append(self._ones if last_norm is None else last_norm.weight)
         stream = self._enter(ids, feature, rows)
         for layer, cache, gain in zip(layers, caches, gains, strict=True):
+            if keys_only and layer is layers[-1]:
+                fused_write(layer, stream, self.rotary, positions, meta, cache, config=self._config)
+                return feature[:0], feature[:0]
             stream = fused_layer(
                 layer, stream, self.rotary, positions, meta, cache, gain, config=self._config
             )

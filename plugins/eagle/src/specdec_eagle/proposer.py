@@ -63,15 +63,17 @@ class EagleProposer(Proposer):
 
     def propose(self, step: StepView, out: Drafts) -> None:
         positions, taps, last = step.positions, step.taps, step.last
+        wanted = last if step.width else last[:0]  # whoever may draft nothing is fed, and no more
         feature, states = self._head(
             step.ids,
             self._head.fuse([taps[index] for index in self._order]),
             positions,
             step.ctx(step.rows, positions, positions + 1),
             self._caches,
-            wanted=last,
+            wanted=wanted,
         )
-        _Drafting(self, step, out).run(feature, states, last)
+        if step.width:
+            _Drafting(self, step, out).run(feature, states, last)
 
 
 class _Drafting:
