@@ -85,3 +85,28 @@ def test_the_benchmark_prints_a_table_and_passes_over_heads_that_are_not_there(t
     total = next(row for row in good if row["name"] == "lookup" and row["task"] == "all")
     assert total["acceptance_length"] > 1 and len(total["acceptance_per_position"]) == 3
     assert total["speedup"] == pytest.approx(total["tokens_per_s"] / total["plain_tokens_per_s"])
+
+
+def test_methods_are_run_side_by_side_over_conversations(tmp_path, monkeypatch, capsys):
+    from specdecode.testing.tiny import tiny_checkpoint
+
+    model = tiny_checkpoint(tmp_path / "m", zero_outputs=True, max_position_embeddings=4096)
+    configs = {
+        "0": {"lookup": {"method": "ngram", "num_speculative_tokens": 3}, "absent": {"head": "nowhere"}}
+    }
+    (tmp_path / "configs.json").write_text(json.dumps(configs))
+    options = {
+        "model": model, "configs": tmp_path / "configs.json", "heads": tmp_path, "dtype": "float32",
+        "turns": 2, "max-tokens": 24, "json": tmp_path / "out.json",
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(sys, "argv", ["conversations.py", *words])
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # where scripts find each other
+    script(ROOT / "benchmarks/conversations.py").main()
+    assert "lookup" in capsys.readouterr().out
+    rows = {
+        (row["method"], row["task"]): row for row in json.loads((tmp_path / "out.json").read_text())["rows"]
+    }
+    assert set(rows) == {(method, task) for method in ("plain", "lookup") for task in ("edit-code", "all")}
+    assert rows["plain", "all"]["speedup"] == 1 and rows["plain", "all"]["tokens_per_target_step"] == 1
+    assert rows["lookup", "all"]["tokens_per_target_step"] > 1 and not rows["lookup", "all"]["different"]
