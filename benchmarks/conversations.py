@@ -76,7 +76,8 @@ def measure(args: argparse.Namespace, configs: list[Config]) -> tuple[dict[str, 
                 expected = runs[PLAIN][0]
                 for name, (written, seconds, counters) in runs.items():
                     totals[name][task.name].add(seconds, counters, same=written == expected)
-                print(f"{prompt.id}: {len(expected)} tokens", file=sys.stderr)
+                took = ", ".join(f"{name} {seconds:.2f}" for name, (_, seconds, _) in runs.items())
+                print(f"{prompt.id}: {len(expected)} tokens; seconds: {took}", file=sys.stderr)
         environment = {
             **environment_of(sides[PLAIN].llm_engine.target.device, {}),
             "model": Path(args.model).name,
