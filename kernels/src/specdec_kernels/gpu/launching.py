@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,10 +50,55 @@ def dependent_launch() -> bool:
     return _compiled() and not interpreted() and torch.cuda.get_device_capability() >= _DEPENDENT_LAUNCH
 
 
+#: Compiled kernels and their last arguments by what they were launched with; see :func:`specialization`.
+_kept: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+@dataclasses.dataclass
+class Keeping:
+    """Whether launches remember what was compiled for them."""
+
+    on: bool = True
+
+
+keeping = Keeping()
+
+
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int, num_stages: int = 1, **constants: Any
 ) -> None:
-    """Launch a kernel whose last constant is ``PDL``: whether it is launched dependently."""
+    """Launch a kernel whose last constant is ``PDL``: whether it is launched dependently.
+
+    Triton's own launch finds the compiled kernel anew each time, by all arguments and their names, which
+    takes most of its time; where none of them is new to it, this does not ask.
+    """
     pdl = dependent_launch()
+    key: tuple[Any, ...] | None = None
+    if keeping.on and not interpreted() and (told := specialization(args)) is not None:
+        device = torch.cuda.current_device()
+        key = (kernel, device, pdl, num_warps, num_stages, *constants.values(), *told)
+        if (kept := _kept.get(key)) is not None:
+            compiled, rest = kept
+            compiled[(*grid, 1, 1)[:3]](*args, *rest)
+            return
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    kernel[grid](*args, **constants, PDL=pdl, num_warps=num_warps, num_stages=num_stages, **options)
+    given = constants | {"PDL": pdl}
+    compiled = kernel[grid](*args, **given, num_warps=num_warps, num_stages=num_stages, **options)
+    if key is not None:
+        _kept[key] = compiled, tuple(given[name] for name in kernel.arg_names[len(args) :])
+
+
+def specialization(args: Sequence[Any]) -> list[Any] | None:
+    """What Triton compiles a kernel for, of its arguments: equal where that is; None if it cannot be told."""
+    told: list[Any] = []
+    for value in args:
+        kind = type(value)
+        if value is None or kind is float:
+            told.append(kind)
+        elif kind is int:
+            told.append((value == 1, value % 16 == 0, -(1 << 31) <= value < 1 << 31, value < 1 << 63))
+        elif isinstance(value, torch.Tensor):
+            told.append((value.dtype, value.data_ptr() % 16 == 0))
+        else:
+            return None
+    return told

@@ -177,11 +177,18 @@ def fitted(tile: Tile, size: int, shared: int, *, rows: int = 1, words: WordMatr
         rows: a power of two.
         words: the weights, if they stay quantised.
     """
-    parts, bits = 1, 8 * size
-    if words is not None:
-        parts, bits = parts_of(words), words.bits
-        if -(-words.inputs // BLOCK) * BLOCK // parts % tile.inputs:  # a turn is of one part
-            tile = replace(tile, inputs=BLOCK)
+    if words is None:
+        return _fitted(tile, size, shared, rows, 1, 8 * size, 0)
+    parts = parts_of(words)
+    length = -(-words.inputs // BLOCK) * BLOCK // parts
+    return _fitted(tile, size, shared, rows, parts, words.bits, length)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fitted(tile: Tile, size: int, shared: int, rows: int, parts: int, bits: int, length: int) -> Tile:
+    """``length``: inputs of a part of words, 0 of other weights."""
+    if length % tile.inputs:  # a turn is of one part
+        tile = replace(tile, inputs=BLOCK)
     wide = max(tile.rows, rows)
     warps = min(8, tile.warps * wide // tile.rows)
     tall, tokens = wide, sum(tile.tokens)
@@ -191,7 +198,7 @@ def fitted(tile: Tile, size: int, shared: int, *, rows: int = 1, words: WordMatr
     if how:
         tall, tokens = tall * parts, tokens * parts
     stage = (tall * bits // 8 + tokens * size) * tile.inputs
-    if words is not None:  # parameters of four groups in a block at the most, in two layouts
+    if length:  # parameters of four groups in a block at the most, in two layouts
         stage += 4 * 2 * 4 * tall * (tile.inputs // BLOCK)
     # some is kept for the epilogue's exchanges, which the compiler lays over the stages if it can
     stages = max(1, min(tile.stages, (shared - 1024) // stage))
