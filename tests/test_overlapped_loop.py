@@ -9,7 +9,19 @@ import pytest
 import torch
 from specdecode.contract import Bucket
 
-METHODS = ("none", "ngram", "oracle-tree", "self-draft", "eagle", "eagle-grown-tree", "eagle3", "medusa")
+METHODS = (
+    "none",
+    "ngram",
+    "oracle-tree",
+    "self-draft",
+    "eagle",
+    "eagle-grown-tree",
+    "eagle3",
+    "medusa",
+    "cascade",
+)
+#: Drafts are made on the host, by lookups or beside heads.
+ON_HOST = ("ngram", "oracle-tree", "cascade")
 
 
 def waits(rig):
@@ -41,10 +53,12 @@ def test_seated_rows_wait_for_nobody(lab, method):
         for index, ask in enumerate(asks):
             rig.compare(ask, finished[str(index)])
         grown = {reason for reason, count in waits(rig).items() if count > before.get(reason, 0)}
-        assert grown <= {"seats"} | ({"host_proposer"} if method in ("ngram", "oracle-tree") else set())
+        assert grown <= {"seats"} | ({"host_proposer"} if method in ON_HOST else set())
 
 
-@pytest.mark.parametrize("method", ["none", "self-draft", "eagle", "eagle-fixed-tree", "eagle3-grown-tree"])
+@pytest.mark.parametrize(
+    "method", ["none", "self-draft", "eagle", "eagle-fixed-tree", "eagle3-grown-tree", "cascade"]
+)
 def test_empty_seats_and_padding_change_nothing(lab, method):
     """Rows end at different steps and leave their seats empty; five rows run in a bucket of eight."""
     asks = lab.seatable(10)[:5]
@@ -108,7 +122,9 @@ def test_what_the_host_must_look_at_is_counted(lab, reason, params):
         assert waits(rig)[reason] > 0
 
 
-@pytest.mark.parametrize("method", ["none", "eagle", "self-draft", "oracle-tree", "eagle3-grown-tree"])
+@pytest.mark.parametrize(
+    "method", ["none", "eagle", "self-draft", "oracle-tree", "eagle3-grown-tree", "cascade"]
+)
 def test_who_cannot_sit_keeps_nobody_from_it(lab, method):
     """One request is looked at by the host in each step, and others come one by one; the rest sit on."""
     asks = [
@@ -120,7 +136,7 @@ def test_who_cannot_sit_keeps_nobody_from_it(lab, method):
         for index, ask in enumerate(asks):
             rig.add(str(index), ask)
             finished |= rig.step(3)
-            steady += bool(rig.core._in_flight) or method == "oracle-tree"
+            steady += bool(rig.core._in_flight) or method in ON_HOST
         finished |= rig.drain()
         for index, ask in enumerate(asks):
             rig.compare(ask, finished[str(index)])

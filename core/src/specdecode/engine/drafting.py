@@ -30,6 +30,18 @@ from .taking import take_drafts
 from .verification import RowOutcome
 
 
+@attrs.frozen(eq=False)
+class Committed:
+    """What steps over the seats committed of a request."""
+
+    request: Request
+    count: int  #: tokens
+    start: int  #: the position that the last step computed first
+    first: int  #: where its hidden state is, of all tokens of that step
+    nodes: Sequence[int]  #: accepted of its drafts, in path order
+    taps: Mapping[Tap, torch.Tensor]  #: the last step's, of all rows
+
+
 class Drafting:
     """One proposer's life in the engine. Also the scheduler's :class:`Lifecycle`."""
 
@@ -167,33 +179,48 @@ class Drafting:
         )
         return self.proposer.propose(lambda proposer: proposer.propose(StepView(self.needs, feed), drafts))
 
-    def propose_on_host(
-        self, committed: Sequence[tuple[Request, int]], num_running: int, *, draft: bool
-    ) -> None:
-        """Feed a proposer that keeps no KV and reads no hidden states what each request just committed.
+    @torch.inference_mode()
+    def propose_on_host(self, committed: Sequence[Committed], num_running: int, *, draft: bool) -> bool:
+        """Feed a proposer on the host what each request just committed; False if that failed.
 
         Args:
             draft: take its drafts; else it is told that there is no room for any.
         """
-        rows = [
-            FedRow(
-                RowPlan(request, request.computed, 1),
-                max(0, len(request.token_ids) - count),
-                len(request.token_ids),
-                *(self._allowance(request, num_running) if draft else (0, 0)),
-                hidden=[],
-            )
-            for request, count in committed
-            if count
-        ]
+        if self.needs.kv or self.needs.taps:
+            rows = [
+                self._fed_row(
+                    RowPlan(own.request, own.start, 1),
+                    own.first,
+                    own.nodes,
+                    num_running,
+                    later=lambda request: not draft,
+                )
+                for own in committed
+                if own.request.status is not Status.FINISHED
+            ]
+            rows = [row for row in rows if row.start < row.end]
+        else:
+            rows = [
+                FedRow(
+                    RowPlan(own.request, own.request.computed, 1),
+                    max(0, len(own.request.token_ids) - own.count),
+                    len(own.request.token_ids),
+                    *(self._allowance(own.request, num_running) if draft else (0, 0)),
+                    hidden=[],
+                )
+                for own in committed
+                if own.count
+            ]
 
         def propose(proposer: Proposer) -> None:
+            slots = self._runner.slots_of([row.request for row in rows]) if self.needs.kv else None
+            taps = dict(committed[-1].taps)
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
-            proposer.propose(StepView(self.needs, self._feed_of(rows, None, {})), drafts)
+            proposer.propose(StepView(self.needs, self._feed_of(rows, slots, taps)), drafts)
+            self._advance_entries(rows)
             self._take(drafts, rows)
 
-        if rows:
-            self.proposer.propose(propose)
+        return self.proposer.propose(propose) if rows else True
 
     def take_from_seats(self, drafts: Drafts, requests: Mapping[int, Request], num_running: int) -> None:
         """Bring the drafts that were made on the device, by seat, to ``requests``."""

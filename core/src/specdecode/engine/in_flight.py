@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from ..contract import Tap
 from .request import Request
 from .spans import Span
 
@@ -25,3 +26,4 @@ class InFlight:
     offered: list[int]  #: by seat, of them those that the proposer was let make for that row before
     follows: bool  #: nothing else was computed between the step before and this one
     nodes: torch.Tensor | None  #: ``[B, T]`` int64 like ``report``: where each token was drawn, in trees
+    taps: dict[Tap, torch.Tensor]  #: each ``[B * T, hidden]``, until the next launch

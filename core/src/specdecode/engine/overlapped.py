@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..contract import Drafts, Place
 from ..kv import PoolExhausted
 from ..runner.steady import SteadyOutput, SteadyStep
 from .admission import Admission
+from .drafting import Committed
 from .in_flight import InFlight
 from .loop import EngineCore, timed
 from .output import DrawnTokens, RequestOutputState
@@ -34,7 +35,6 @@ from .seating import (
     may_rest,
     why_looked_at,
     why_not_seated,
-    why_not_static,
 )
 from .spans import Span
 from .verification import RowOutcome
@@ -72,10 +72,12 @@ class OverlappedEngineCore(EngineCore):
         self.metrics.count_waits(REASONS)
         needs = self.drafting.needs if self.drafting else None
         #: Why no request ever takes a seat; None: they may
-        self.why_never = why_not_static(needs)
+        self.why_never: str | None = None
         if self.drafting is not None and self.verification.rule.weigh is not None:
             self.why_never = WEIGHING
         self._on_host = needs is not None and needs.place is Place.HOST
+        #: A proposer on the host is fed what a step left on the device, so before the next one.
+        self._fed_by_host = needs is not None and self._on_host and bool(needs.kv or needs.taps)
         self._names_requests = needs is not None and not self._on_host and not needs.graphs
         self._may_rest = self._pacer is not None and needs is not None and may_rest(needs)
         self.scheduler.rests = self._rests_for
@@ -214,8 +216,8 @@ class OverlappedEngineCore(EngineCore):
         if not self._launch():
             self._in_plain_order(MEMORY)
             return
-        waits = self._drafts_on_host and any(self._budgets)
-        self._read(keep=0 if waits else 1, draft=waits)
+        draft = self._drafts_on_host and any(self._budgets)
+        self._read(keep=0 if draft or (self._fed_by_host and self._drafts) else 1, draft=draft)
 
     def _run(self, plan: StepPlan) -> None:
         self._alone = False
@@ -312,7 +314,7 @@ class OverlappedEngineCore(EngineCore):
             seats.set_budgets(budgets, [request is not None for request in live])
         seats.set_blocks([None if request is None else request.table.blocks for request in live])
         drafting = self._drafts and not self._on_host
-        self._fed = not rests and (drafting or self.steady.captured)
+        self._fed = not rests and not self._on_host and (drafting or self.steady.captured)
         span = Span(self.runner.device)
         try:
             if rests:
@@ -350,7 +352,7 @@ class OverlappedEngineCore(EngineCore):
 
     def _send_home(self, output: SteadyOutput, rows: int, width: int, span: Span, rests: bool) -> InFlight:
         wanted = [output.results.report[:rows]]
-        if self._pacer is not None and self.steady.seats.shape.tree:
+        if self.steady.seats.shape.tree and (self._pacer is not None or self._fed_by_host):
             wanted.append(output.results.path[:rows])
         if wanted[0].device.type == "cuda":
             copies = [torch.empty(own.shape, dtype=own.dtype, pin_memory=True) for own in wanted]
@@ -379,6 +381,7 @@ class OverlappedEngineCore(EngineCore):
             ],
             follows=self._alone,
             nodes=copies[1] if len(copies) > 1 else None,
+            taps=output.taps,
         )
 
     def _read(self, keep: int, *, draft: bool = False) -> None:
@@ -387,26 +390,32 @@ class OverlappedEngineCore(EngineCore):
         Args:
             draft: have a proposer on the host draft behind it; else it is only fed.
         """
-        committed: dict[Request, int] = {}
+        committed: dict[Request, Committed] = {}
         while len(self._in_flight) > keep:
             flight = self._in_flight.pop(0)
             if flight.span.done is not None:
                 flight.span.done.synchronize()
             self.metrics.target_seconds.inc(flight.span.seconds() or 0.0)
             self._time(flight)
-            outcomes = [
-                outcome
+            outcomes = {
+                place: outcome
                 for place, (request, row) in enumerate(
                     zip(flight.requests, flight.report.tolist(), strict=True)
                 )
                 if (outcome := self._commit(request, flight, place, row)) is not None
-            ]
-            self._deliver(outcomes)
-            for outcome in outcomes:
-                self.scheduler.publish_blocks(outcome.request)
-                committed[outcome.request] = committed.get(outcome.request, 0) + len(outcome.drawn.ids)
+            }
+            for place, outcome in outcomes.items():
+                request, count = outcome.request, len(outcome.drawn.ids)
+                start = len(request.token_ids) - count - 1
+                count += committed[request].count if request in committed else 0
+                committed[request] = Committed(
+                    request, count, start, place * flight.tokens, outcome.nodes, flight.taps
+                )
+            self._deliver(list(outcomes.values()))
         if self._drafts_on_host and committed:
-            self._draft_on_host(committed, draft)
+            self._draft_on_host(list(committed.values()), draft)
+        for request in committed:
+            self.scheduler.publish_blocks(request)
 
     def _time(self, flight: InFlight) -> None:
         """Learn what a step costs: from the end of the one before to its own."""
@@ -465,11 +474,14 @@ class OverlappedEngineCore(EngineCore):
                 seats.drafts.lens.zero_()
                 self._fed, self._trouble = False, FAILED
 
-    def _draft_on_host(self, committed: Mapping[Request, int], draft: bool) -> None:
+    def _draft_on_host(self, committed: Sequence[Committed], draft: bool) -> None:
         """Tell the proposer what each request committed; if it is to draft, the device waits for that."""
         assert self.drafting is not None
         with timed(self.metrics.propose_seconds):
-            self.drafting.propose_on_host(list(committed.items()), self.scheduler.num_running, draft=draft)
+            done = self.drafting.propose_on_host(committed, self.scheduler.num_running, draft=draft)
+        if self._fed_by_host and not done:
+            self.drafting.heal(own.request for own in committed)
+            self._trouble = FAILED
         if draft:
             self.metrics.host_waits[PROPOSER].inc()
             self.steady.seats.put_drafts(self._seated)

@@ -10,7 +10,6 @@ ADMISSION = "admission"  #: a request waits that may have room now
 PREFILL = "prefill"  #: a prompt, or what was lost to a preemption, is computed
 SEATS = "seats"  #: rows ended, and those that are left sit together again
 PROPOSER = "host_proposer"  #: drafts are made on the host
-STATEFUL = "host_proposer_state"  #: by a proposer on the host that keeps KV or reads hidden states
 WEIGHING = "weighing_rule"
 PROCESSORS = "logits_processors"
 GRAMMAR = "structured_outputs"
@@ -28,7 +27,6 @@ REASONS = (
     PREFILL,
     SEATS,
     PROPOSER,
-    STATEFUL,
     WEIGHING,
     PROCESSORS,
     GRAMMAR,
@@ -75,13 +73,6 @@ def why_looked_at(request: Request) -> str | None:
     if params.allowed_token_ids is not None or request.num_output < params.min_tokens:
         return SAMPLING
     return None
-
-
-def why_not_static(needs: Needs | None) -> str | None:
-    """What of a proposer keeps all requests from their seats."""
-    if needs is None or needs.place is Place.DEVICE:
-        return None
-    return STATEFUL if needs.kv or needs.taps else None
 
 
 def may_rest(needs: Needs) -> bool:

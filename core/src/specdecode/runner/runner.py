@@ -11,13 +11,14 @@ from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import FINAL, Needs, Tap
 from ..engine.plan import StepPlan
+from ..engine.request import Request
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
 from ..layers import GivenEmbeddings
 from ..models import Decoder, TransformersDecoder
 from .adapting import adapted
 from .images import EncodedImages
-from .inputs import TargetBatch, stage
+from .inputs import SlotMap, TargetBatch, stage
 
 #: Most tokens whose logits are made at a time where a whole prompt's are wanted.
 LOGIT_ROWS = 256
@@ -79,6 +80,11 @@ class ModelRunner:
         hidden, taps = self.target(batch.ids, batch.meta, batch.adapters, given)
         logits = self.model.compute_logits(hidden[batch.logit_tokens])
         return TargetOutput(batch, logits, hidden, taps)
+
+    def slots_of(self, requests: Sequence[Request]) -> SlotMap:
+        """Of those whose tokens are all committed; it reaches as far as drafting may look."""
+        reach = max(len(request.token_ids) for request in requests) + 1 + self._scratch
+        return SlotMap([request.table.blocks for request in requests], self.block_size, self.device, reach)
 
     def target(
         self,
