@@ -17,9 +17,10 @@ import torch
 from specdecode.testing.lossless import Engine, requests
 from specdecode.testing.tiny import tiny_checkpoint
 
-pytestmark = pytest.mark.skipif(
-    torch.version.cuda is None or torch.cuda.device_count() < 2, reason="wants two GPUs"
-)
+pytestmark = [
+    pytest.mark.skipif(torch.version.cuda is None or torch.cuda.device_count() < 2, reason="wants two GPUs"),
+    pytest.mark.usefixtures("captured_steps"),
+]
 
 #: Seconds in which a dead rank is told of, and a rank without rank 0 ends.
 SOON = 10.0

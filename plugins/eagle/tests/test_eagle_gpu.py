@@ -7,6 +7,7 @@ import torch
 from specdec_eagle.head import EagleHead
 from specdec_eagle.testing import write_head
 from specdecode import LLM, SamplingParams
+from specdecode.engine.overlapped import OverlappedEngineCore
 from specdecode.models.fused import SWITCH
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -90,8 +91,10 @@ def test_one_request_at_a_time_drafts_as_many_do(target, heads, plain, head, sha
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_graphs_draft_what_is_drafted_without(target, heads, head):
+def test_graphs_draft_what_is_drafted_without(target, heads, head, monkeypatch):
     config = {"model": str(heads[head]), "num_speculative_tokens": 3}
+    # Without graphs the step of a prompt would draft as well.
+    monkeypatch.setattr(OverlappedEngineCore, "_drafted_later", lambda core, request: True)
     accepted = {
         eager: run(target, config, "float32", enforce_eager=eager)[1]["vllm:spec_decode_num_accepted_tokens"]
         for eager in (False, True)

@@ -32,8 +32,8 @@ _FEW_PAIRS = 64
 #: tokens share little.
 PROGRAMS_PER_SM, TREE_PROGRAMS_PER_SM = 2, 4
 #: Programs a query tile and KV head from which each takes single tiles, in contexts up to so many slots
-#: (it bounds the partial results).
-TILE_PROGRAMS = 8
+#: (it bounds the partial results); in a step of trees.
+TILE_PROGRAMS, TREE_TILE_PROGRAMS = 3, 8
 _TILE_SLOTS = gpu_kernel.NEAR.value * gpu_kernel.TILE.value
 NUM_WARPS = 4
 #: Tiles of keys and values that a program keeps on their way, and their bytes: two programs fit on an SM.
@@ -161,11 +161,11 @@ def _plan(
     rows = meta.block_table.shape[0]
     query_rows = _query_rows(most * group, group, dtype, few=rows * kv_heads <= _FEW_PAIRS)
     per_tile = query_rows // group
-    room = PROGRAMS_PER_SM * _num_sms(meta.base.device)  # programs that the card has room for
+    room, single = PROGRAMS_PER_SM * _num_sms(meta.base.device), TILE_PROGRAMS
     if meta.extra is not None and meta.extra.shape[1]:
-        room = TREE_PROGRAMS_PER_SM * _num_sms(meta.base.device)
+        room, single = TREE_PROGRAMS_PER_SM * _num_sms(meta.base.device), TREE_TILE_PROGRAMS
         # Tokens of a tree that share a tile take their turns in it: where SMs are idle, each gets less.
-        idle = max(1, room // TILE_PROGRAMS // (rows * kv_heads))  # tiles that a row may have
+        idle = max(1, room // single // (rows * kv_heads))  # tiles that a row may have
         per_tile = min(per_tile, triton.cdiv(most, idle))
         query_rows = next((rows for rows in _QUERY_ROWS if per_tile * group <= rows), query_rows)
     tiles_per_row = 0
@@ -186,7 +186,7 @@ def _plan(
     max_slots = _max_slots(meta)
     programs = max(1, room // pairs)
     if mode is None:
-        mode = _division(programs, max_slots)
+        mode = _division(programs, max_slots, single)
     units = 0 if mode == SERIAL else _units(max_slots, mode)
     kept_rows = min(query_rows, triton.next_power_of_2(min(per_tile, most) * group)) if units else query_rows
     partials = pairs * units * kept_rows
@@ -229,9 +229,12 @@ def _listed(lengths: tuple[int, ...], per_tile: int) -> Iterator[tuple[int, int,
         begin += length
 
 
-def _division(programs: int, max_slots: int) -> int:
-    """Who does what, where each query tile and KV head may have so many programs."""
-    if programs >= TILE_PROGRAMS and max_slots <= _TILE_SLOTS:
+def _division(programs: int, max_slots: int, single: int) -> int:
+    """Who does what, where each query tile and KV head may have so many programs.
+
+    ``single``: from how many on each takes a tile at a time.
+    """
+    if programs >= single and max_slots <= _TILE_SLOTS:
         return BY_TILE
     return BY_CHUNK if programs > 1 and _units(max_slots, BY_CHUNK) > 1 else SERIAL
 
