@@ -125,6 +125,9 @@ class Feed:
         return tuple(self._taps[tap][where.clamp(min=0)].masked_fill(first, 0) for tap in taps)
 
     def ctx(self, kv: int, rows: Any, slots: Any, base: Any, extra: Any) -> AttentionMetadata:
+        lengths = None
+        if rows is self._on_device.get("rows") or rows is self._host.get("rows"):  # all that is fed
+            lengths = tuple(row.end - row.start for row in self._fed)
         rows, slots, base = (self._tensor(value) for value in (rows, slots, base))
         assert self._slots is not None  # whoever has draft layers is given their slots
         floors = torch.tensor([row.request.draft_floor for row in self._fed], device=self._device)
@@ -142,6 +145,7 @@ class Feed:
             block_size=self._slots.block_size,
             first=self._kv[kv].first,
             extra=extra,
+            lengths=lengths,
             max_slots=self._max_slots,
         )
 
