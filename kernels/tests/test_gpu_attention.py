@@ -147,7 +147,7 @@ def test_where_processors_are_idle_few_tokens_of_a_tree_share_a_tile(monkeypatch
         found.append(batch.attend(meta, window=window))
         (plan,) = meta.plans.values()
         shared.append(plan.tokens_per_tile)
-    assert shared == [7, 7, 2, 1]
+    assert shared == [7, 7, 4, 1]
     assert all(torch.equal(found[0], other) for other in found[1:])
     chain = Batch([causal(100, 7)], kv_heads=1, dtype=dtype).meta("uniform")
     assert gpu._plan(chain, 2, 1, 16, dtype, None).tokens_per_tile == 8  # nobody waits for a turn there

@@ -28,9 +28,9 @@ WIDE_QUERY_ROWS: int | None = None
 _WIDE_FROM = 256
 #: Up to so many rows times KV heads are few.
 _FEW_PAIRS = 64
-#: Programs that an SM is given, for as many can keep their loads in flight on it; in a step of trees, whose
-#: tokens share little.
-PROGRAMS_PER_SM, TREE_PROGRAMS_PER_SM = 2, 4
+#: Programs that an SM is given, for as many can keep their loads in flight on it; where that lets each of a
+#: tree's tokens have a tile of its own, so many of those.
+PROGRAMS_PER_SM, ALONE_PROGRAMS_PER_SM = 2, 4
 #: Programs a query tile and KV head from which each takes single tiles, in contexts up to so many slots
 #: (it bounds the partial results); in a step of trees.
 TILE_PROGRAMS, TREE_TILE_PROGRAMS = 3, 8
@@ -161,12 +161,16 @@ def _plan(
     rows = meta.block_table.shape[0]
     query_rows = _query_rows(most * group, group, dtype, few=rows * kv_heads <= _FEW_PAIRS)
     per_tile = query_rows // group
-    room, single = PROGRAMS_PER_SM * _num_sms(meta.base.device), TILE_PROGRAMS
+    sms = _num_sms(meta.base.device)
+    room, single = PROGRAMS_PER_SM * sms, TILE_PROGRAMS
     if meta.extra is not None and meta.extra.shape[1]:
-        room, single = TREE_PROGRAMS_PER_SM * _num_sms(meta.base.device), TREE_TILE_PROGRAMS
         # Tokens of a tree that share a tile take their turns in it: where SMs are idle, each gets less.
-        idle = max(1, room // single // (rows * kv_heads))  # tiles that a row may have
-        per_tile = min(per_tile, triton.cdiv(most, idle))
+        single = TREE_TILE_PROGRAMS
+        if rows * kv_heads * most * single <= ALONE_PROGRAMS_PER_SM * sms:
+            room, per_tile = ALONE_PROGRAMS_PER_SM * sms, 1
+        else:
+            idle = max(1, room // single // (rows * kv_heads))  # tiles that a row may have
+            per_tile = min(per_tile, triton.cdiv(most, idle))
         query_rows = next((rows for rows in _QUERY_ROWS if per_tile * group <= rows), query_rows)
     tiles_per_row = 0
     tiles = meta.rows
