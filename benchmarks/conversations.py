@@ -29,7 +29,7 @@ from specdecode.bench.engines import engine
 from specdecode.bench.report import environment_of
 from specdecode.bench.running import PLAIN, encode
 
-from heads import DATA, Config, configs_of
+from heads import Config, add_options, configs_of
 
 
 @attrs.define
@@ -144,17 +144,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dataset", type=Path, default=DATA / "conversations.jsonl")
+    add_options(parser, "conversations.jsonl", "conversation_configs.json", device="cpu", max_tokens=160)
     parser.add_argument("--turns", type=int, default=None, help="only so many")
-    parser.add_argument("--configs", type=Path, default=DATA / "conversation_configs.json")
-    parser.add_argument("--only", default="", help="configs whose name holds this")
-    parser.add_argument("--heads", type=Path, default=None, help="a folder with a folder for each head")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     return parser.parse_args()
 
 

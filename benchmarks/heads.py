@@ -218,21 +218,28 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dataset", type=Path, default=DATA / "held_out.jsonl")
+    add_options(parser, "held_out.jsonl", "head_configs.json", device="auto", max_tokens=128)
     parser.add_argument("--each", type=int, default=None, help="only so many prompts of each task")
-    parser.add_argument("--configs", type=Path, default=DATA / "head_configs.json")
-    parser.add_argument("--only", default="", help="configs whose name holds this")
-    parser.add_argument("--heads", type=Path, default=None, help="a folder with a folder for each head")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
     return parser.parse_args()
+
+
+def add_options(
+    parser: argparse.ArgumentParser, dataset: str, configs: str, *, device: str, max_tokens: int
+) -> None:
+    """What is run, and where; names of files are of :data:`DATA`, all are defaults."""
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dataset", type=Path, default=DATA / dataset)
+    parser.add_argument("--configs", type=Path, default=DATA / configs)
+    parser.add_argument("--only", default="", help="configs whose name holds this")
+    parser.add_argument("--heads", type=Path, default=None, help="a folder with a folder for each head")
+    parser.add_argument("--device", default=device)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--max-tokens", type=int, default=max_tokens)
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--json", type=Path, default=None, help="also write the figures to this file")
 
 
 def main() -> None:

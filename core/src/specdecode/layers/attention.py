@@ -66,7 +66,7 @@ class TorchBackend:
 
 
 class Attention(torch.nn.Module):
-    """Writes this step's keys and values, then attends; has no weights.
+    """Writes this step's keys and values, and then attends; has no weights.
 
     Args:
         scale: factor of the scores, as a rule ``head_dim ** -0.5``.
@@ -82,20 +82,8 @@ class Attention(torch.nn.Module):
         self.window = window
         self.backend = backend or TorchBackend()
 
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        meta: AttentionMetadata,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        """``[T, Hq, Dk]``, ``[T, Hkv, Dk]``, ``[T, Hkv, Dv]`` -> ``[T, Hq, Dv]``."""
-        self.write(key, value, meta, cache)
-        return self.attend(query, meta, cache)
-
     def write(self, key: torch.Tensor, value: torch.Tensor, meta: AttentionMetadata, cache: KVCache) -> None:
-        """The first half."""
+        """Store ``[T, Hkv, Dk]`` keys and ``[T, Hkv, Dv]`` values."""
         self.backend.write(key, value, cache, meta)
 
     def rotate_and_write(
@@ -105,5 +93,5 @@ class Attention(torch.nn.Module):
         return self.backend.rotate_and_write(heads, rotation, cache, meta)
 
     def attend(self, query: torch.Tensor, meta: AttentionMetadata, cache: KVCache) -> torch.Tensor:
-        """The second half: ``[T, Hq, Dk]`` -> ``[T, Hq, Dv]``."""
+        """``[T, Hq, Dk]`` over what is stored: ``[T, Hq, Dv]``."""
         return self.backend.attend(query, cache, meta, scale=self.scale, window=self.window)

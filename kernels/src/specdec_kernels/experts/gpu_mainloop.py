@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from ..projection.mainloop import last_loads
+
 
 @triton.jit
 def accumulate(
@@ -29,7 +31,7 @@ def accumulate(
     """
     k0 = tl.arange(0, BK)
     a = tl.zeros((ROWS, B), tl.float32)
-    LAST: tl.constexpr = (K + BK - 1) // BK * BK - STAGES * BK
+    LAST: tl.constexpr = last_loads(K, BK, STAGES)
     for k in tl.range(0, K, BK, num_stages=STAGES):
         if K % BK == 0:
             weight = tl.load(w + (k + k0)[None, :], eviction_policy=EVICT)

@@ -89,11 +89,11 @@ def compiling_only(capability: int = 90, *, inspect: bool = True) -> Iterator[li
     driver.set_active(_NoCard(capability))  # type: ignore[arg-type]  # all that compiling asks for
     JITFunction.run = compile_only
     launching.dependent_launch = lambda: capability >= 90  # type: ignore[assignment]
-    keeping, launching.keeping.on = launching.keeping.on, False  # what runs nothing is not to be kept
+    keeping, launching.keeping = launching.keeping, False  # what runs nothing is not to be kept
     try:
         yield compiled
     finally:
-        launching.keeping.on = keeping
+        launching.keeping = keeping
         launching.dependent_launch = dependent
         JITFunction.run = run
         driver._active = active

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import os
@@ -52,16 +51,8 @@ def dependent_launch() -> bool:
 
 #: Compiled kernels and their last arguments by what they were launched with; see :func:`specialization`.
 _kept: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-
-
-@dataclasses.dataclass
-class Keeping:
-    """Whether launches remember what was compiled for them."""
-
-    on: bool = True
-
-
-keeping = Keeping()
+#: Whether launches remember what was compiled for them.
+keeping = True
 
 
 def launch(
@@ -74,7 +65,7 @@ def launch(
     """
     pdl = dependent_launch()
     key: tuple[Any, ...] | None = None
-    if keeping.on and not interpreted() and (told := specialization(args)) is not None:
+    if keeping and not interpreted() and (told := specialization(args)) is not None:
         device = torch.cuda.current_device()
         key = (kernel, device, pdl, num_warps, num_stages, *constants.values(), *told)
         if (kept := _kept.get(key)) is not None:

@@ -141,7 +141,7 @@ class _Drafting:
 
     def _fixed(self, tree: FixedTree, feature: torch.Tensor, states: torch.Tensor) -> None:
         out, probs, width = self._out, self._out.probs, min(self._step.width, len(tree))
-        if not width or all_drafted(self._step.budget, 0):
+        if all_drafted(self._step.budget, 0):
             out.lens.zero_()
             return
 
@@ -163,7 +163,7 @@ class _Drafting:
             return self._children(level, states, fanout, tell=False)[:2]
 
         width = self._step.width
-        if not width or all_drafted(self._step.budget, 0):
+        if all_drafted(self._step.budget, 0):
             self._out.lens.zero_()
             return
         grow(
