@@ -35,9 +35,8 @@ class Committed:
     """What steps over the seats committed of a request."""
 
     request: Request
-    count: int  #: tokens
-    start: int  #: the position that the last step computed first
-    first: int  #: where its hidden state is, of all tokens of that step
+    start: int  #: the position that the first of them computed first
+    first: int  #: where its row begins, of all tokens of the last one
     nodes: Sequence[int]  #: accepted of its drafts, in path order
     taps: Mapping[Tap, torch.Tensor]  #: the last step's, of all rows
 
@@ -186,31 +185,18 @@ class Drafting:
         Args:
             draft: take its drafts; else it is told that there is no room for any.
         """
-        if self.needs.kv or self.needs.taps:
-            rows = [
-                self._fed_row(
-                    RowPlan(own.request, own.start, 1),
-                    own.first,
-                    own.nodes,
-                    num_running,
-                    later=lambda request: not draft,
-                )
-                for own in committed
-                if own.request.status is not Status.FINISHED
-            ]
-            rows = [row for row in rows if row.start < row.end]
-        else:
-            rows = [
-                FedRow(
-                    RowPlan(own.request, own.request.computed, 1),
-                    max(0, len(own.request.token_ids) - own.count),
-                    len(own.request.token_ids),
-                    *(self._allowance(own.request, num_running) if draft else (0, 0)),
-                    hidden=[],
-                )
-                for own in committed
-                if own.count
-            ]
+        rows = [
+            self._fed_row(
+                RowPlan(own.request, own.start, 1),
+                own.first,
+                own.nodes,
+                num_running,
+                later=lambda request: not draft,
+            )
+            for own in committed
+            if own.request.status is not Status.FINISHED
+        ]
+        rows = [row for row in rows if row.start < row.end]
 
         def propose(proposer: Proposer) -> None:
             slots = self._runner.slots_of([row.request for row in rows]) if self.needs.kv else None

@@ -405,11 +405,14 @@ class OverlappedEngineCore(EngineCore):
                 if (outcome := self._commit(request, flight, place, row)) is not None
             }
             for place, outcome in outcomes.items():
-                request, count = outcome.request, len(outcome.drawn.ids)
-                start = len(request.token_ids) - count - 1
-                count += committed[request].count if request in committed else 0
+                request, before = outcome.request, committed.get(outcome.request)
+                start = len(request.token_ids) - len(outcome.drawn.ids) - 1
                 committed[request] = Committed(
-                    request, count, start, place * flight.tokens, outcome.nodes, flight.taps
+                    request,
+                    start if before is None else before.start,
+                    place * flight.tokens,
+                    outcome.nodes,
+                    flight.taps,
                 )
             self._deliver(list(outcomes.values()))
         if self._drafts_on_host and committed:
