@@ -369,14 +369,14 @@ class Timer:
                 wrong = int((output != self.expected).sum())
                 print(f"  OTHER BITS in {wrong} of {output.numel()} logits: {chosen}", flush=True)
                 return float("inf")
-            return self._measure(lambda: self.layers.run(self.inputs))
+            return self.measure(lambda: self.layers.run(self.inputs))
         except RuntimeError as error:
             if "illegal" in str(error):
                 raise
             print("  does not run:", repr(error)[:200], flush=True)
             return float("inf")
 
-    def _measure(self, run: Callable[[], object]) -> float:
+    def measure(self, run: Callable[[], object]) -> float:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()

@@ -106,6 +106,17 @@ def test_a_kernel_that_waits_for_a_lost_rank_is_ended(lost, obeys, graphs):
         leading.announce("step")
 
 
+def test_a_group_that_was_called_off_tells_what_became_of_the_worker(lost):
+    """Between two kernels a rank learns of a loss by its next collective alone, which knows no reason."""
+    kernel = Kernel(obeys=True, graphs=False)
+    leading, end = lost(kernel)
+    end()
+    with pytest.raises(WorkerDied, match=r"rank 1 .* was killed by signal 9"), leading.together():
+        assert kernel.ended.wait(SOON)
+        raise WorkerDied("another rank has ended")
+    leading.close()
+
+
 def test_what_does_not_wait_is_not_stopped(lost):
     kernel = Kernel(obeys=False, graphs=False)
     leading, end = lost(kernel)

@@ -92,8 +92,8 @@ class Workers:
     def lost(self, error: BaseException) -> BaseException:
         """End all workers after ``error``: what to raise for it.
 
-        That is ``error`` itself, but :class:`WorkerDied` if a worker's end came first: then all that
-        ``error`` tells is that this process felt it.
+        That is ``error`` itself, but what became of the worker if its end came first: then all that
+        ``error`` tells is that this process felt it, be it that the ranks' group was called off.
         """
         if isinstance(error, Exception) and not isinstance(error, SpecdecodeError):
             deadline = time.monotonic() + _NOTICE
@@ -107,7 +107,7 @@ class Workers:
                     "of each other how far they came: make the engine anew"
                 )
         self.close()
-        return error if found is None or isinstance(error, WorkerDied) else WorkerDied(str(found))
+        return error if found is None else WorkerDied(str(found))
 
     def fail(self, reason: str) -> None:
         """A worker has ended: remember why, end the others and free who waits for them."""
