@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from specdecode.contract import ConfigError
-from specdecode.models import describe_target, load_model, resolve_model
 from specdecode.testing.reference import dense_forward
-from specdecode.testing.tiny import tiny_checkpoint
+from specdecode.testing.tiny import loaded, tiny_checkpoint
 
 pytest.importorskip("specdec_train")
 
@@ -38,17 +37,11 @@ def targets(tmp_path_factory):
             return made[family]
         torch.set_num_threads(1)
         path = tiny_checkpoint(tmp_path_factory.mktemp(family), family, output_scale=0.5)
-        files, cpu = resolve_model(path), torch.device("cpu")
-        info = describe_target(files, dtype=torch.float32, device=cpu, max_model_len=128)
-        frozen = frozen_target(path, info, torch.arange(info.vocab_size))
-        made[family] = (path, load(path), frozen)
+        model, info = loaded(path, max_model_len=128)
+        made[family] = (path, model, frozen_target(path, info, torch.arange(info.vocab_size)))
         return made[family]
 
     return make
-
-
-def load(path):
-    return load_model(resolve_model(path), dtype=torch.float32, device=torch.device("cpu"), max_model_len=128)
 
 
 def batch_of(model, documents):
@@ -73,7 +66,7 @@ def built(kind, targets):
 def test_the_published_model_gives_the_logits_of_training(kind, targets, tmp_path):
     path, model, _, trainee = built(kind, targets)
     published = write_checkpoint(trainee.checkpoint(), tmp_path / "draft", path, dtype=torch.float32)
-    draft = load(published)
+    draft, _ = loaded(published, max_model_len=128)
     batch = batch_of(model, TEXTS)
     got = trainee.states(batch)[0] @ trainee.output().T
     wanted = torch.cat([draft.compute_logits(dense_forward(draft, text, [])[0]) for text in TEXTS])

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from specdecode import LLM
-from specdecode.models import load_model, resolve_model
-from specdecode.testing.tiny import tiny_checkpoint
-
-MAX_MODEL_LEN = 96
+from specdecode.testing.tiny import loaded, tiny_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -19,23 +14,15 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def model(target):
-    return load_model(
-        resolve_model(str(target)),
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        max_model_len=MAX_MODEL_LEN,
-    )
+def loaded_target(target):
+    return loaded(target)
 
 
 @pytest.fixture(scope="session")
-def info(target):
-    with LLM(
-        str(target),
-        dtype="float32",
-        device="cpu",
-        max_model_len=MAX_MODEL_LEN,
-        num_gpu_blocks_override=16,
-        skip_tokenizer_init=True,
-    ) as llm:
-        return llm.llm_engine.target
+def model(loaded_target):
+    return loaded_target[0]
+
+
+@pytest.fixture(scope="session")
+def info(loaded_target):
+    return loaded_target[1]

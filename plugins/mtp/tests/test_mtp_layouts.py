@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 from specdec_mtp.testing import ALONE, TARGETS, write_modules, write_target
 from specdecode import SamplingParams
 from specdecode.contract import FINAL, Tap
-from specdecode.models import describe_target, load_model, resolve_model
 from specdecode.models.fused import SWITCH
 from specdecode.plugins import default_manager, prepare
 from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
-from specdecode.testing.tiny import tiny_checkpoint
+from specdecode.testing.tiny import loaded, tiny_checkpoint
 
 TEXT = np.random.default_rng(3).integers(3, 300, 14).tolist()
 DRAFTS = 5
@@ -144,13 +143,6 @@ class Reference:
             drawn.append(logits[-1])
             text = torch.cat((text, logits[-1].argmax()[None]))
         return torch.stack(drawn)
-
-
-def loaded(path):
-    """The model of a checkpoint, and what methods are told of it."""
-    files = resolve_model(str(path))
-    kind = {"dtype": torch.float32, "device": torch.device("cpu"), "max_model_len": 96}
-    return load_model(files, **kind), describe_target(files, **kind)
 
 
 def drafted(target, model, info, count=DRAFTS, path=None, **config):

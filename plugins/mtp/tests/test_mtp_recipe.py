@@ -7,10 +7,9 @@ import pytest
 import torch
 from specdecode import SamplingParams
 from specdecode.contract import FINAL, ConfigError
-from specdecode.models import describe_target, load_model, resolve_model
 from specdecode.plugins import default_manager, prepare
 from specdecode.testing.reference import DenseStep, StatelessDrafter, dense_forward
-from specdecode.testing.tiny import tiny_checkpoint
+from specdecode.testing.tiny import loaded, tiny_checkpoint
 
 pytest.importorskip("specdec_train")
 
@@ -23,17 +22,15 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def loaded(target):
-    files = resolve_model(str(target))
-    kind = {"dtype": torch.float32, "device": CPU, "max_model_len": 96}
-    return load_model(files, **kind), describe_target(files, **kind)
+def loaded_target(target):
+    return loaded(target)
 
 
 @pytest.fixture
-def training(loaded):
+def training(loaded_target):
     from specdec_train.recipe import TrainingTarget
 
-    model, info = loaded
+    model, info = loaded_target
     return TrainingTarget(
         info=info,
         device=CPU,
@@ -78,11 +75,11 @@ def recipe():
 
 
 @pytest.mark.parametrize("changes", [{}, {"intermediate_size": 48, "loss_vocab_size": 120}])
-def test_what_is_trained_is_what_the_plugin_runs(changes, target, loaded, training, tmp_path):
+def test_what_is_trained_is_what_the_plugin_runs(changes, target, loaded_target, training, tmp_path):
     """The published checkpoint drafts what the trainee drafts, fed with its own output at each pass."""
     from specdec_train.publishing import write_checkpoint
 
-    (model, info), taught = loaded, recipe()
+    (model, info), taught = loaded_target, recipe()
     torch.manual_seed(0)
     trainee = taught.build(taught.options(**changes), training)
     with torch.no_grad():
@@ -101,8 +98,8 @@ def test_what_is_trained_is_what_the_plugin_runs(changes, target, loaded, traini
     assert made.tolist() == list(ids)
 
 
-def test_some_steps_teach_it(loaded, training):
-    (model, _), taught = loaded, recipe()
+def test_some_steps_teach_it(loaded_target, training):
+    (model, _), taught = loaded_target, recipe()
     torch.manual_seed(0)
     trainee = taught.build(taught.options(unrolled=3), training)
     examples = batch(model, greedy(model, 8, 24))
@@ -119,10 +116,10 @@ def test_some_steps_teach_it(loaded, training):
     assert all(last[1][f"agree_{level}"] > first[1][f"agree_{level}"] + 0.1 for level in range(3))
 
 
-def test_targets_of_other_families_are_refused(loaded):
+def test_targets_of_other_families_are_refused(loaded_target):
     import attrs
 
     taught = recipe()
-    foreign = attrs.evolve(loaded[1], native=False, architecture="Glm4MoeForCausalLM")
+    foreign = attrs.evolve(loaded_target[1], native=False, architecture="Glm4MoeForCausalLM")
     with pytest.raises(ConfigError, match="native families, got 'Glm4MoeForCausalLM'"):
         taught.taps(taught.options(), foreign)

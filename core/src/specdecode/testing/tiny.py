@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from ..contract import TargetInfo
 from ..heads.untrained import STD, RandomWeights
-from ..models import load_weights
+from ..models import Decoder, TransformersDecoder, describe_target, load_model, load_weights, resolve_model
 
 #: Family -> model type, architecture, and what its config has beside the shared shape.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -47,6 +48,15 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def loaded(path: str | Path, *, max_model_len: int = 96) -> tuple[Decoder | TransformersDecoder, TargetInfo]:
+    """The model of a checkpoint, on the CPU in float32, and what draft methods are told of it."""
+    files, cpu = resolve_model(str(path)), torch.device("cpu")
+    return (
+        load_model(files, dtype=torch.float32, device=cpu, max_model_len=max_model_len),
+        describe_target(files, dtype=torch.float32, device=cpu, max_model_len=max_model_len),
+    )
 
 
 def tiny_checkpoint(
