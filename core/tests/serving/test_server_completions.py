@@ -111,17 +111,19 @@ def test_stop_and_its_reason(client, plain):
     assert got.finish_reason == "stop" and got.stop_reason == stop
 
 
+@pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_and_echo(client, plain, stream):
+def test_logprobs_and_echo(client, plain, stream, index):
     fields = {"temperature": 0.0, "max_tokens": 6}
     wanted = plain(PROMPT, **fields, logprobs=2, prompt_logprobs=2)
     made = client.completions.create(
-        model="tiny", prompt=PROMPT, logprobs=2, echo=True, stream=stream, **fields
+        model="tiny", prompt=PROMPT, logprobs=2, echo=True, stream=stream, n=2, **fields
     )
-    chunks = list(made) if stream else [made]
-    text = "".join(chunk.choices[0].text for chunk in chunks)
+    choices = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    mine = [choice for choice in choices if choice.index == index]
+    text = "".join(choice.text for choice in mine)
     assert text == PROMPT + wanted.outputs[0].text
-    parts = [chunk.choices[0].logprobs for chunk in chunks]
+    parts = [choice.logprobs for choice in mine]
     told = [value for part in parts for value in part.token_logprobs]
     rows = [*wanted.prompt_logprobs, *wanted.outputs[0].logprobs]
     ids = [*wanted.prompt_token_ids, *wanted.outputs[0].token_ids]
@@ -130,7 +132,41 @@ def test_logprobs_and_echo(client, plain, stream):
     offsets = [value for part in parts for value in part.text_offset]
     tokens = [value for part in parts for value in part.tokens]
     assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+    assert "".join(tokens[: len(PROMPT)]) == PROMPT
     assert all(2 <= len(top) <= 3 for part in parts for top in part.top_logprobs if top is not None)
+
+
+@pytest.mark.parametrize(("keep", "told"), [(4, "two "), (1000, PROMPT), (-1, PROMPT)])
+def test_echo_of_a_prompt_that_was_cut(client, keep, told):
+    got = client.completions.create(
+        model="tiny", prompt=PROMPT, echo=True, logprobs=0, max_tokens=1, temperature=0,
+        extra_body=LOOSE | {"truncate_prompt_tokens": keep},
+    )  # fmt: skip
+    (choice,) = got.choices
+    assert choice.text.startswith(told) and got.usage.prompt_tokens == len(told)
+    assert choice.text == "".join(choice.logprobs.tokens)
+
+
+def test_nulls_are_as_if_left_out(served):
+    """Clients of several languages send every field that they know."""
+    from specdecode.serve.protocol import ChatRequest, CompletionRequest
+
+    with served.http() as http:
+        for path, model, body in (
+            ("/v1/completions", CompletionRequest, {"prompt": PROMPT}),
+            ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
+        ):
+            given = body | {"max_tokens": 3, "temperature": 0}
+            plain = http.post(path, json=given).json()["choices"]
+            response = http.post(path, json=dict.fromkeys(model.model_fields) | given)
+            assert response.status_code == 200 and response.json()["choices"] == plain, response.text
+            options = {
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": None},
+            }
+            assert '"usage"' in http.post(path, json=given | options).text
+            unknown = http.post(path, json=given | {"temprature": None})
+            assert unknown.status_code == 400 and "'temperature'" in unknown.json()["error"]["message"]
 
 
 def test_token_sources_are_the_text(client):

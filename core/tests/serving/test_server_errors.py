@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 
 import pytest
@@ -71,11 +72,43 @@ def test_completions(http, body, status, says, param, stream):
         ({"chat_template_kwargs": {"tokenize": True}}, "told it by other means"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "goes on with the last one"),
         ({"functions": []}, "functions is not a field"),
+        ({"echo": True}, "echo is not a field that this server knows"),
+        ({"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages[0].tool_calls must be a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}, "tool_calls must be a list"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]},
+            "tool_calls[0].function.arguments is not JSON",
+        ),
     ],
 )
 def test_chat(http, change, says):
     response = http.post("/v1/chat/completions", json=CHAT | change)
     assert response.status_code == 400 and says in response.json()["error"]["message"]
+
+
+def test_unknown_fields_name_what_the_endpoint_knows(http):
+    of_chat = http.post("/v1/chat/completions", json=CHAT | {"echo": True}).json()["error"]
+    assert "do you mean 'echo'" not in of_chat["message"]
+    of_completions = http.post("/v1/completions", json={"prompt": "a", "top_logprobs": 1}).json()["error"]
+    assert "do you mean 'logprobs'" in of_completions["message"]
+
+
+NESTED = '{"items": ' * 600 + "{}" + "}" * 600
+
+
+@pytest.mark.parametrize("text", [NESTED, "[" * 100_000, '{"const": ' + "1" * 5000 + "}"])
+def test_schemas_that_are_hard_to_read(http, text):
+    """As JSON and as JSON within a string."""
+    bodies = [json.dumps({"prompt": "a", "guided_json": text})]
+    if text is NESTED:
+        schema = f'{{"type": "json_schema", "json_schema": {{"schema": {text}}}}}'
+        bodies += [f'{{"prompt": "a", "{name}": {value}}}' for name, value in (
+            ("guided_json", text), ("structured_outputs", f'{{"json": {text}}}'), ("response_format", schema),
+        )]  # fmt: skip
+    for body in bodies:
+        response = http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        assert response.status_code == 400, response.text
+        assert "structured_outputs.json" in response.json()["error"]["message"]
 
 
 def test_stream_options_want_a_stream(http):
@@ -104,6 +137,17 @@ def test_bodies_that_are_no_request(http, content):
 def test_json_that_is_hard_to_read(http, text):
     response = http.post("/v1/completions", content=text, headers={"content-type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "message", [b'{"role": "user", "content": "\\ud800"}', b'{"role": "\\ud800", "content": "a"}']
+)
+def test_half_a_character_in_a_conversation(http, message):
+    content = b'{"messages": [%s]}' % message
+    response = http.post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400 and response.json()["error"]["param"] == "messages"
 
 
 def test_unknown_routes_and_methods(http):

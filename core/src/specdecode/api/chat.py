@@ -12,6 +12,7 @@ from ..contract import ConfigError
 from ..inputs import TokensPrompt
 from .images import TEXT_ONLY, is_image
 from .media import MediaPolicy
+from .prompts import tokenizing
 
 ContentFormat = Literal["auto", "string", "openai"]
 
@@ -134,7 +135,8 @@ def chat_prompt(
     except Exception as error:  # what a template raises is its author's choice
         raise ConfigError(f"{where}: the chat template refuses it: {error}") from error
     # The template wrote the special tokens that belong there.
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    with tokenizing(where):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     prompt = TokensPrompt(prompt_token_ids=list(ids), prompt=text)
     if images:
         prompt["multi_modal_data"] = {"image": images}
@@ -212,6 +214,8 @@ def _message(
     if not isinstance(role, str) or not role:
         raise ConfigError(f"{where}.role must be a name such as 'user', got {role!r}")
     calls = message.get("tool_calls")
+    if calls and (isinstance(calls, str | Mapping) or not isinstance(calls, Sequence)):
+        raise ConfigError(f"{where}.tool_calls must be a list of calls, got {_shown(calls)}")
     if message.get("content") is None and not calls:
         raise ConfigError(f"{where}.content is missing: give a text")
     parts = _parts(message.get("content"), f"{where}.content", media)
@@ -287,7 +291,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}.function.arguments is not JSON: {error}") from None
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 

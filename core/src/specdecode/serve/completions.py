@@ -13,7 +13,7 @@ from ..api.prompts import TokenizedPrompt
 from .choices import Sources, finish_of
 from .errors import ApiError
 from .job import Job
-from .logprobs import CompletionLogprobs
+from .logprobs import CompletionLogprobs, Row
 from .protocol import CompletionRequest
 from .sampling import completion_params
 from .structure import structure_of
@@ -45,8 +45,10 @@ class Choice:
     logprobs: CompletionLogprobs | None
     done: bool = False
 
-    def take(self, completion: CompletionOutput, output: RequestOutput) -> dict[str, Any]:
-        """The choice in a chunk, with what ``completion`` adds."""
+    def take(
+        self, completion: CompletionOutput, output: RequestOutput, prompt_rows: Sequence[Row | None]
+    ) -> dict[str, Any]:
+        """The choice in a chunk, with what ``completion`` adds; ``prompt_rows``: of the prompt's tokens."""
         text = completion.text
         token_ids: list[int] = list(completion.token_ids)
         rows: list[Any] = list(completion.logprobs or ())
@@ -55,7 +57,8 @@ class Choice:
             text, self.echo = self.echo + text, None
             if self.logprobs is not None:
                 token_ids = [*output.prompt_token_ids, *token_ids]
-                rows = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *rows]
+                missing = len(output.prompt_token_ids) - len(prompt_rows)  # it ended within the prompt
+                rows = [*prompt_rows, *[None] * missing, *rows]
         choice: dict[str, Any] = {
             "index": self.index,
             "text": text,
@@ -94,9 +97,7 @@ class Completion:
     def _make_choices(self, prompts: Sequence[TokenizedPrompt], params: SamplingParams) -> Iterator[Choice]:
         tokenizer = self._job.service.llm.get_tokenizer()
         for prompt in prompts:
-            echo = None
-            if self._body.echo:
-                echo = tokenizer.decode(list(prompt.token_ids)) if prompt.text is None else prompt.text
+            echo = self._echoed(prompt) if self._body.echo else None
             for index in range(params.n):
                 yield Choice(
                     index=index,
@@ -104,16 +105,29 @@ class Completion:
                     params=params,
                     echo=echo,
                     sources=Sources(tokenizer, prompt.token_ids) if self._body.token_sources else None,
-                    logprobs=None if params.logprobs is None else CompletionLogprobs(params.logprobs),
+                    logprobs=None
+                    if params.logprobs is None
+                    else CompletionLogprobs(params.logprobs, tokenizer),
                 )
-        return
+
+    def _echoed(self, prompt: TokenizedPrompt) -> str:
+        """The text of the prompt that is served, which may be the end of the one that was sent."""
+        llm, keep = self._job.service.llm, self._body.truncate_prompt_tokens
+        most = llm.facts.max_model_len - 1 if keep == -1 else keep
+        cut = most is not None and len(prompt.token_ids) >= most
+        if prompt.text is None or cut:
+            return str(llm.get_tokenizer().decode(list(prompt.token_ids)))
+        return prompt.text
 
     async def _pieces(self) -> AsyncGenerator[dict[str, Any], None]:
         """Choices with what each output adds."""
         n = self._body.n
         for index, choice in enumerate(self._choices):
             choice.index = index
+        prompt_rows: dict[int, Sequence[Row | None]] = {}  # a stream tells them once, whichever choice begins
         async for number, output in self._job.outputs():
+            if output.prompt_logprobs is not None:
+                prompt_rows[number] = output.prompt_logprobs
             for completion in output.outputs:
                 choice = self._choices[number * n + completion.index]
                 if choice.done:
@@ -121,7 +135,7 @@ class Completion:
                 if completion.finished() or completion.text or completion.logprobs:
                     if completion.finished():
                         self._job.finish_reasons[number, completion.index] = str(completion.finish_reason)
-                    yield choice.take(completion, output)
+                    yield choice.take(completion, output, prompt_rows.get(number, ()))
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ..api.engine_thread import EngineDeadError
 from ..contract import ConfigError, SpecdecodeError
-from .protocol import FIELDS
+from .protocol import FIELDS, FIELDS_OF
 
 
 @attrs.frozen
@@ -79,12 +79,12 @@ def _field_of(faults: Sequence[str]) -> str | None:
     return name if name in FIELDS else None
 
 
-def _told(fault: Mapping[str, Any]) -> tuple[str, str | None]:
-    """A fault that validation found: the message, and the field."""
+def _told(fault: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
+    """A fault that validation found: the message, and the field; ``known``: those of the body."""
     place = [str(part) for part in fault["loc"] if part != "body"]
     field = ".".join(place)
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place[-1], FIELDS, n=1)
+        near = difflib.get_close_matches(field, known, n=1)
         remedy = f"; do you mean {near[0]!r}?" if near else ""
         return f"{field} is not a field that this server knows{remedy}", field
     if fault["type"] == "json_invalid":
@@ -97,9 +97,10 @@ def _told(fault: Mapping[str, Any]) -> tuple[str, str | None]:
 def install(app: FastAPI) -> None:
     """Have ``app`` tell every error in OpenAI's shape."""
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        told = list(dict.fromkeys(_told(fault) for fault in error.errors()))
+        known = FIELDS_OF.get(request.scope["route"].path, ())
+        told = list(dict.fromkeys(_told(fault, known) for fault in error.errors()))
         messages = "; ".join(message for message, _ in told[:8])
         return ApiError(400, messages, param=told[0][1]).response()
 

@@ -44,13 +44,14 @@ class CompletionLogprobs:
     """``logprobs`` of a completion's choice, whose offsets go on from piece to piece."""
 
     top: int
+    tokenizer: Any  #: for the first token of a prompt, which has no row
     offset: int = 0  #: characters before the next token
 
     def take(self, token_ids: Sequence[int], rows: Sequence[Row | None]) -> dict[str, Any]:
         """Of the next tokens; None of the first one of a prompt, which nothing stands before."""
         tokens, chosen, likeliest, offsets = [], [], [], []
         for token, row in zip(token_ids, rows, strict=True):
-            text = f"token_id:{token}" if row is None else _text(token, row[token])
+            text = self.tokenizer.decode([token]) if row is None else _text(token, row[token])
             tokens.append(text)
             chosen.append(None if row is None else _finite(row[token]))
             tops = None if row is None else self._likeliest(token, row)

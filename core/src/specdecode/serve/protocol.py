@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, WithJsonSchema, model_validator
 
 from ..api.updating import UpdateMode
 
@@ -65,9 +65,18 @@ Structure = Annotated[
 
 
 class Body(BaseModel):
-    """Unknown fields are refused."""
+    """Unknown fields are refused. Null is as if left out: some clients send every field that they know."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: value for name, value in given.items() if value is not None or name not in cls.model_fields
+        }
 
 
 class StreamOptions(Body):
@@ -204,5 +213,12 @@ class ChatRequest(Request):
     include_reasoning: StrictBool = True
 
 
-#: Every field of a request's body, to name the nearest one to an unknown one.
+#: Every field of a request that generates.
 FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields})
+
+#: Fields of each endpoint's body, to name the nearest one to an unknown one.
+FIELDS_OF = {
+    "/v1/completions": tuple(CompletionRequest.model_fields),
+    "/v1/chat/completions": tuple(ChatRequest.model_fields),
+    "/update_weights": tuple(WeightsRequest.model_fields),
+}

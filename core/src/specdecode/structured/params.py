@@ -21,10 +21,18 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 #: How to call the field in messages.
 FIELD = "structured_outputs"
 
+#: What is wrong with a schema that Python's own limit of recursion ends.
+TOO_DEEP = "must be a JSON schema, got one that is nested too deeply"
+
 
 def _schema(value: Any) -> Any:
     """A copy, so that its owner may go on editing."""
-    return copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return copy.deepcopy(dict(value))
+    except RecursionError:
+        raise ConfigError(f"{FIELD}.json {TOO_DEEP}") from None
 
 
 def _strings(value: Any) -> Any:
@@ -128,8 +136,10 @@ def _json_fault(value: Any) -> str | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             return f"must be a JSON schema, got {value!r}, which is no JSON: {error}"
+        except RecursionError:
+            return TOO_DEEP
     else:
         try:
             json.dumps(value)
