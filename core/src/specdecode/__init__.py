@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.async_llm import AsyncEngineArgs, AsyncLLM
+    from .api.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from .api.engine import EngineArgs, LLMEngine
     from .api.llm import LLM
     from .api.outputs import CompletionOutput, Logprob, RequestOutput
     from .api.params import RequestOutputKind, SamplingParams
-    from .inputs import TextPrompt, TokensPrompt
+    from .inputs import PromptType, TextPrompt, TokensPrompt
     from .lora.request import LoRARequest
     from .structured.params import GuidedDecodingParams, StructuredOutputsParams
 
@@ -25,6 +25,7 @@ _HOME = {
     "LLMEngine": ".api.engine",
     "EngineArgs": ".api.engine",
     "AsyncLLM": ".api.async_llm",
+    "AsyncLLMEngine": ".api.async_llm",
     "AsyncEngineArgs": ".api.async_llm",
     "SamplingParams": ".api.params",
     "RequestOutputKind": ".api.params",
@@ -36,18 +37,21 @@ _HOME = {
     "LoRARequest": ".lora.request",
     "TokensPrompt": ".inputs",
     "TextPrompt": ".inputs",
+    "PromptType": ".inputs",
 }
 
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
     "LoRARequest",
     "Logprob",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

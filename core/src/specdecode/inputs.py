@@ -29,6 +29,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
-PromptType = str | TextPrompt | TokensPrompt
+#: A list of ints: bare token ids.
+PromptType = str | list[int] | TextPrompt | TokensPrompt
 
 __all__ = ["MultiModalData", "PromptType", "TextPrompt", "TokensPrompt"]

@@ -49,6 +49,7 @@ def test_the_order_of_arguments_is_vllms():
         "continue_final_message",
         "tools",
         "chat_template_kwargs",
+        "tokenization_kwargs",
         "mm_processor_kwargs",
     ]
 
@@ -94,7 +95,8 @@ def test_options_reach_the_template(engines):
     ("arguments", "message"),
     [
         ({"lora_request": object()}, "lora_request wants an engine with room"),
-        ({"mm_processor_kwargs": {}}, "mm_processor_kwargs is refused"),
+        ({"mm_processor_kwargs": {"size": 4}}, "mm_processor_kwargs={'size': 4} is refused"),
+        ({"tokenization_kwargs": {"truncation": True}}, "tokenization_kwargs=.*truncate_prompt_tokens"),
         ({"messages": [CONVERSATIONS[0], [{"role": "user", "content": [{"type": "image_url"}]}]]},
          r"messages\[1\]\[0\]\.content\[0\] is of type 'image_url'"),
         ({"messages": [CONVERSATIONS[0], [{"role": "user", "content": "x" * 600}]]},

@@ -42,7 +42,7 @@ def test_it_comes_before_the_length_is_checked(start):
         one(llm, GREEDY, long)
     assert len(one(llm, GREEDY.clone(truncate_prompt_tokens=100), long).prompt_token_ids) == 100
     fitted = one(llm, GREEDY.clone(truncate_prompt_tokens=-1), long)
-    assert fitted.prompt_token_ids == tuple(long["prompt_token_ids"][-127:])
+    assert fitted.prompt_token_ids == long["prompt_token_ids"][-127:]
     assert len(fitted.outputs[0].token_ids) == 1
     with pytest.raises(ConfigError, match="200 tokens"):
         one(llm, GREEDY.clone(truncate_prompt_tokens=200), long)

@@ -230,12 +230,12 @@ class FleetLLM:
             replica = await self._accepted(messages)
             if not accepted.done():
                 accepted.set_result(None)
+            prompt_ids = list(ask.prompt.token_ids)
             while (message := await self._next(messages)) is not None:
                 if not isinstance(message, RequestOutput):
                     continue  # a pulse
                 if (new := told.take(message)) is not None:
-                    prompt = ask.prompt
-                    stream.put(attrs.evolve(new, prompt=prompt.text, prompt_token_ids=prompt.token_ids))
+                    stream.put(attrs.evolve(new, prompt=ask.prompt.text, prompt_token_ids=prompt_ids))
                 finished = message.finished
             if not finished:
                 raise ReplicaLost("the replica ended before the request")

@@ -78,7 +78,7 @@ class Replica:
                     continue
                 if output is None:
                     return
-                yield attrs.evolve(output, prompt=None, prompt_token_ids=())
+                yield attrs.evolve(output, prompt=None, prompt_token_ids=[])
 
     # -- looking in -----------------------------------------------------------------------------
     async def carry_out(self, order: Order) -> Any:

@@ -37,7 +37,7 @@ def _limits(_: Any, __: Any, value: Mapping[str, int] | None) -> None:
             raise ValueError(f"asks for {name} inputs, which are not built: leave it out, or say 0")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)  # scripts spread vars() of it into LLM
 class EngineFields:
     """The keywords that mean something here, checked; :class:`EngineArgs` takes vLLM's others as well."""
 

@@ -249,7 +249,7 @@ class AsyncLLM:
 
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer; None under ``skip_tokenizer_init``."""
-        return self._engine.tokenizer
+        return self._engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config asks for."""
@@ -286,3 +286,7 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.shutdown)
+
+
+#: As scripts for vLLM call it.
+AsyncLLMEngine = AsyncLLM

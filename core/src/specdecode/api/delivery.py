@@ -32,6 +32,9 @@ class RequestGroup:
     sent: dict[int, tuple[int, int]] = attrs.field(factory=dict)  #: index -> tokens, characters given out
     logprobs: dict[int, list[TokenLogprobs]] = attrs.field(factory=dict)  #: index -> as they are given out
     prompt_logprobs: list[TokenLogprobs | None] | None = None  #: as they are given out; None: not yet
+    prompt_token_ids: list[int] = attrs.Factory(  #: one list for all outputs
+        lambda self: list(self.prompt.token_ids), takes_self=True
+    )
     repeatable: bool = True  #: False: its tokens are of old weights and new ones
 
     @property
@@ -57,7 +60,7 @@ class OutputMaker:
         return RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt.text,
-            prompt_token_ids=group.prompt.token_ids,
+            prompt_token_ids=group.prompt_token_ids,
             outputs=[self._completion(group, state, delta) for state in group.states],
             finished=finished,
             prompt_logprobs=self._prompt_logprobs(group, delta),

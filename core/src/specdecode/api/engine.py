@@ -434,6 +434,10 @@ class LLMEngine:
             domains=self.args.allowed_media_domains,
         )
 
+    def get_tokenizer(self) -> Any:
+        """The model's transformers tokenizer; None under ``skip_tokenizer_init``."""
+        return self.tokenizer
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config asks for."""
         return SamplingParams(**self._defaults)

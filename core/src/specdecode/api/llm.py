@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -20,6 +21,7 @@ from .chat import ChatOptions, chat_prompts
 from .engine import LLMEngine
 from .interrupts import Check, held_back_interrupts
 from .memory import MemoryPlan
+from .not_offered import MEMBERS, argument_faults
 from .outputs import RequestOutput
 from .params import RequestOutputKind, SamplingParams
 from .updating import UpdateMode, WeightUpdate
@@ -41,35 +43,58 @@ class LLM:
 
     def __init__(self, model: str, *, speculative_config: Any = None, **keywords: Any) -> None:
         args = EngineArgs.of({"model": model, "speculative_config": speculative_config, **keywords})
-        self.llm_engine = LLMEngine(args)
+        self._start(LLMEngine(args))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Build from arguments.
+
+        Raises:
+            ConfigError: see :meth:`EngineArgs.of`.
+        """
+        llm = cls.__new__(cls)
+        llm._start(LLMEngine.from_engine_args(engine_args))
+        return llm
+
+    def _start(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
         self._ids = count()
-        drafting = self.llm_engine.core.drafting
+        drafting = engine.core.drafting
         self._advisor = Advisor(adaptive=drafting is not None and drafting.policy.pacer is not None)
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would pass
+
+        def __getattr__(self, name: str) -> Any:
+            why = f" is not offered: {MEMBERS[name]}" if name in MEMBERS else " is no attribute"
+            raise AttributeError(f"{type(self).__name__}.{name}{why}", name=name, obj=self)
 
     def generate(
         self,
         prompts: Any = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: Any = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., tqdm] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         prompt_adapter_request: Any = None,
         logits_processor: Any = None,
         *,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete ``prompts``; outputs in their order.
 
         Args:
-            prompts: a string, ``TextPrompt`` or ``TokensPrompt``, or a list of them.
+            prompts: a string, ``TextPrompt``, ``TokensPrompt`` or list of token ids, or a list of them.
             sampling_params: for all prompts, or one for each; None: the model's defaults.
             prompt_token_ids: token ids instead of ``prompts``: one list, or a list of lists.
-            use_tqdm: show progress, with tokens per second and acceptance length.
+            use_tqdm: show progress, with tokens per second and acceptance length; a callable makes the bar.
             lora_request: the adapter to answer with, for all prompts or one for each; None: none.
             logits_processor: a callable or a list of them, for all requests of this call, before
                 their own ``logits_processors``.
             priority: of all prompts, or one for each, under ``scheduling_policy="priority"``: lower ones
                 are served first.
+            tokenization_kwargs, mm_processor_kwargs: refused, with what to do instead.
 
         Whatever is raised, a KeyboardInterrupt included, ends the requests of this call and leaves
         the engine ready for the next one. What concerns one request only, like a logits processor
@@ -81,8 +106,13 @@ class LLM:
         """
         from .prompts import listed
 
+        faults = argument_faults(
+            tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
+        )
         if prompt_adapter_request is not None:
-            raise ConfigError("prompt_adapter_request is refused: it is not built yet")
+            faults.append("prompt_adapter_request is refused: it is not built yet")
+        if faults:
+            raise ConfigError(*faults)
         items = listed(prompts, prompt_token_ids)
         params = [self._final(wish, logits_processor) for wish in self._params_of(items, sampling_params)]
         engine = self.llm_engine
@@ -112,7 +142,7 @@ class LLM:
         self,
         messages: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., tqdm] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Any = "auto",
@@ -120,7 +150,8 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer ``messages``, put into the chat template; one output a conversation, in their order.
 
@@ -137,12 +168,15 @@ class LLM:
             continue_final_message: go on with the last message instead of beginning one.
             tools: JSON schemas or functions, told to the template.
             chat_template_kwargs: further variables of the template.
+            tokenization_kwargs, mm_processor_kwargs: refused, with what to do instead.
 
         Raises:
             ConfigError: a message, option or parameter that cannot be served; then nothing was generated.
         """
-        if mm_processor_kwargs is not None:
-            raise ConfigError("mm_processor_kwargs is refused: it is not built yet")
+        if faults := argument_faults(
+            tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
+        ):
+            raise ConfigError(*faults)
         options = ChatOptions(
             chat_template=chat_template,
             content_format=chat_template_content_format,
@@ -207,13 +241,16 @@ class LLM:
         return next(name for name in map(str, self._ids) if not self.llm_engine.has_request(name))
 
     def _run(
-        self, order: dict[str, int], strangers: list[RequestOutput], use_tqdm: bool, check_interrupt: Check
+        self,
+        order: dict[str, int],
+        strangers: list[RequestOutput],
+        use_tqdm: bool | Callable[..., tqdm],
+        check_interrupt: Check,
     ) -> list[RequestOutput]:
         """Step until all of ``order`` have finished; outputs of others go to ``strangers``."""
         outputs: list[RequestOutput] = []
-        progress = tqdm(
-            total=len(order), desc="Generating", unit="prompt", disable=not use_tqdm, dynamic_ncols=True
-        )
+        bar = use_tqdm if callable(use_tqdm) else functools.partial(tqdm, disable=not use_tqdm)
+        progress = bar(total=len(order), desc="Generating", unit="prompt", dynamic_ncols=True)
         metrics, before = self.llm_engine.core.metrics, _Progress(self)
         counted = SpeculationFigures.read(metrics)
         with progress:
@@ -244,7 +281,7 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer; None under ``skip_tokenizer_init``."""
-        return self.llm_engine.tokenizer
+        return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self.llm_engine.get_default_sampling_params()

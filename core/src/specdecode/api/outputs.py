@@ -75,7 +75,7 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: list[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
     #: one entry for each prompt token, None for the first; under DELTA with the first output only

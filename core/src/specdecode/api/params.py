@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from specdecode.contract import ConfigError
 from specdecode.sampling.processors import takes_prompt
 from specdecode.structured.params import FIELD, StructuredOutputsParams, from_guided
+
+from .not_offered import FIELDS as NOT_OFFERED
 
 #: Below this temperature a request is greedy.
 GREEDY_TEMPERATURE = 1e-5
@@ -158,6 +161,31 @@ class SamplingParams:
     _frozen: bool = attrs.field(
         default=False, init=False, repr=False, eq=False, on_setattr=attrs.setters.NO_OP
     )
+
+    if not TYPE_CHECKING:  # type checkers know the fields from attrs
+
+        def __init__(self, **fields: Any) -> None:
+            offered, faults = _offered(fields)
+            try:
+                self.__attrs_init__(**offered)
+            except ConfigError as error:
+                raise ConfigError(*faults, *error.faults) from None
+            if faults:
+                raise ConfigError(*faults)
+
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """With None for the default of each field but ``max_tokens``, where it means the context's end.
+
+        ``logit_bias`` may have ids written as text, as JSON has them; values are cut to -100..100.
+        """
+        given = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
+        if isinstance(bias := given.get("logit_bias"), Mapping):
+            given["logit_bias"] = {
+                token: min(100.0, max(-100.0, value)) if _number(value) else value
+                for token, value in bias_by_id(bias).items()
+            }
+        return cls(**given)
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._number_faults(), *self._sequence_faults(), *self._combination_faults()]
@@ -326,6 +354,37 @@ class SamplingParams:
         if self.structured_outputs is not None and self.guided_decoding is not None:
             return [f"guided_decoding is the old spelling of {FIELD}: keep one of them"]
         return []
+
+
+_FIELDS = frozenset(field.name for field in attrs.fields(SamplingParams) if field.init)
+
+
+def _offered(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Those that are fields, and a fault for each other that asks for something."""
+    known: dict[str, Any] = {}
+    faults: list[str] = []
+    for name, value in fields.items():
+        if name in _FIELDS:
+            known[name] = value
+        elif name not in NOT_OFFERED:
+            near = difflib.get_close_matches(name, [*_FIELDS, *NOT_OFFERED], n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "docs/sampling.md lists them"
+            faults.append(f"{name} is no sampling parameter; {remedy}")
+        elif value is not None and value not in NOT_OFFERED[name][0]:
+            faults.append(f"{name}={value!r} is refused: {NOT_OFFERED[name][1]}")
+    return known, faults
+
+
+def bias_by_id(bias: Mapping[Any, Any]) -> dict[int, Any]:
+    """``bias`` with token ids as keys that are text in JSON.
+
+    Raises:
+        ConfigError: a key is no token id.
+    """
+    keys = [str(key) for key in bias]
+    if wrong := [key for key in keys if not key.isascii() or not key.isdigit() or len(key) > 18]:
+        raise ConfigError(f"logit_bias must have token ids as keys, got {wrong[0]!r}")
+    return dict(zip(map(int, keys), bias.values(), strict=True))
 
 
 def _token(value: Any) -> bool:

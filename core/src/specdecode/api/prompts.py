@@ -29,7 +29,7 @@ class TokenizedPrompt:
 def tokenize(
     prompt: Any, tokenizer: Any, *, door: ImageDoor | None = None, where: str = "prompt"
 ) -> TokenizedPrompt:
-    """Token ids of a string, a TextPrompt or a TokensPrompt, with its images.
+    """Token ids of a string, a TextPrompt, a TokensPrompt or a list of token ids, with its images.
 
     Args:
         door: puts images in; None: the model takes text only.
@@ -40,8 +40,13 @@ def tokenize(
     """
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
+    elif _are_ids(prompt):
+        prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping) or not ({"prompt", "prompt_token_ids"} & set(prompt)):
-        raise ConfigError(f"{where} must be a string, a TextPrompt or a TokensPrompt, got {_shown(prompt)}")
+        raise ConfigError(
+            f"{where} must be a string, a TextPrompt, a TokensPrompt or a list of token ids, "
+            f"got {_shown(prompt)}"
+        )
     for name in ("prompt_embeds", "multi_modal_uuids", "mm_processor_kwargs"):
         if prompt.get(name) is not None:
             raise ConfigError(f"{where}.{name} is refused: only text, token ids and images are built so far")
@@ -97,6 +102,11 @@ def truncate(
     return attrs.evolve(prompt, token_ids=prompt.token_ids[-most:])
 
 
+def _are_ids(prompt: Any) -> bool:
+    """Whether it is one prompt as bare token ids: a list that begins with one."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Integral)
+
+
 def _ids(ids: Any, where: str) -> tuple[int, ...]:
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if not isinstance(ids, Sequence) or isinstance(ids, str):
@@ -143,7 +153,7 @@ def listed(prompts: Any, prompt_token_ids: Any) -> list[Any]:
         return [{"prompt_token_ids": ids} for ids in ([prompt_token_ids] if single else prompt_token_ids)]
     if prompts is None:
         raise ConfigError("prompts is missing: give a prompt or a list of them")
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping) or _are_ids(prompts):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise ConfigError(f"prompts must be a prompt or a list of prompts, got {_shown(prompts)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..api.params import RequestOutputKind, SamplingParams
+from ..api.params import RequestOutputKind, SamplingParams, bias_by_id
 from ..contract import ConfigError
 from .protocol import ChatRequest, CompletionRequest, Request
 
@@ -77,16 +77,7 @@ def _params(
     return defaults.clone(
         **same,
         **fields,
-        logit_bias=_bias(body.logit_bias),
+        logit_bias=bias_by_id(body.logit_bias) if body.logit_bias else None,
         structured_outputs=None if structure is None else dict(structure),
         output_kind=RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    """JSON has only strings as keys."""
-    if not given:
-        return None
-    if wrong := [key for key in given if not key.isascii() or not key.isdigit() or len(key) > 18]:
-        raise ConfigError(f"logit_bias must have token ids as keys, got {wrong[0]!r}")
-    return {int(key): value for key, value in given.items()}
