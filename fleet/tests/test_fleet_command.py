@@ -67,3 +67,24 @@ def test_batch_writes_a_line_for_each_row(fleet_model: Path, tmp_path: Path):
     assert "3 rows, 1 of them with an error" in done.stdout
     told = [json.loads(line) for path in (tmp_path / "out").iterdir() for line in path.open()]
     assert sorted(len(row["token_ids"]) for row in told) == [0, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["serve", "/no/model", "--port", str(PORT)],
+            "could not start the fleet: model '/no/model' does not exist",
+        ),
+        (["batch", "/no/model", "--data", "in.jsonl", "--out", "out"], "model '/no/model' does not exist"),
+        (["batch", "/no/model", "--data", "/no/data", "--out", "out"], "--data: cannot read /no/data"),
+    ],
+)
+def test_what_stops_it_is_told_in_a_line(arguments, says, tmp_path: Path):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "abc"}) + "\n")
+    done = subprocess.run(
+        [*COMMAND, *arguments, *SMALL], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and says in last

@@ -11,6 +11,7 @@ pytest.importorskip("ray", reason="no Ray")
 
 from specdec_fleet.app import resources_of
 from specdec_fleet.config import FleetArgs, FleetConfig
+from specdec_fleet.errors import cause_of
 from specdecode.api.args import EngineArgs
 from specdecode.contract import ConfigError
 from typer.testing import CliRunner
@@ -122,3 +123,30 @@ def test_the_manual_lists_every_setting():
     manual = (Path(__file__).resolve().parents[2] / "docs/fleet.md").read_text()
     fields = {field.name for field in attrs.fields(FleetConfig)}
     assert not {name for name in fields if f"`{name}`" not in manual}
+
+
+FRAMES = """ray::Replica() (pid=1, ip=10.0.0.1)
+  File "replica.py", line 7, in start
+    raise RuntimeError(told)
+RuntimeError: Traceback (most recent call last):
+  File "files.py", line 3, in read
+    model: str = ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        (
+            FRAMES + "specdecode.contract.errors.ConfigError: - a is wrong\n- b is wrong",
+            "- a is wrong\n- b is wrong",
+        ),
+        (
+            FRAMES + "json.decoder.JSONDecodeError: no value\nRay: read on",
+            "json.decoder.JSONDecodeError: no value",
+        ),
+        ("it takes long", "it takes long"),
+    ],
+)
+def test_of_what_ray_tells_the_cause_is_told(told, cause):
+    assert cause_of(told) == cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -88,3 +89,39 @@ def test_the_distributions_bound_each_other_on_both_sides():
             name = re.match(r"[a-z0-9-]+", requirement)[0]
             if name in names:
                 assert re.search(r">=0\.\d+.*,<1$", requirement), (project["name"], requirement)
+
+
+#: Imported, and not required by name: what comes with a requirement, and what is used where it is there.
+BROUGHT = {
+    "huggingface_hub": "by transformers",
+    "tokenizers": "by transformers",
+    "starlette": "by fastapi",
+    "triton": "by torch, on a GPU",
+    "opentelemetry": "by whoever sets up traces",
+    "specdec_train": "by whoever trains: recipes are imported there alone",
+}
+#: Distributions whose modules have other names.
+IMPORTED_AS = {"specdec_core": "specdecode", "pillow": "PIL"}
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=lambda folder: PROJECTS[folder]["name"])
+def test_what_is_imported_is_required_and_the_other_way_round(folder):
+    project = PROJECTS[folder]
+
+    def modules(requirements: list[str]) -> set[str]:
+        names = {re.match(r"[a-z0-9-]+", requirement)[0].replace("-", "_") for requirement in requirements}
+        return {IMPORTED_AS.get(name, name) for name in names}
+
+    needed = modules(project["dependencies"])
+    optional = modules([one for extra in project.get("optional-dependencies", {}).values() for one in extra])
+    found: set[str] = set()
+    for path in (folder / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    (package,) = (path.name for path in (folder / "src").iterdir() if path.is_dir())
+    found -= sys.stdlib_module_names | {package}
+    assert found - needed - optional - set(BROUGHT) == set()
+    assert needed - found == set()

@@ -230,6 +230,12 @@ def test_a_difference_is_told_and_ends_with_status_1(invoke, tiny_model, prompts
         (("--dataset", "a", "--dataset-format", "gsm8k"), "dataset-format must be one of jsonl, sharegpt"),
         (("--dataset", "repetitive", "--task", "chat"), "there are agent-loop, edit-file, fill-template"),
         (("--dataset", "repetitive", "--task", "edit-file"), "all 5 prompts are longer than"),
+        (("--num-prompts", "2"), "--num-prompts would have no effect: only a file of --dataset"),
+        (
+            ("--dataset", "repetitive", "--dataset-format", "jsonl", "--num-prompts", "2"),
+            "--dataset-format and --num-prompts would have no effect",
+        ),
+        (("--trace-dir", "traces"), "--trace-dir traces is where --profile writes traces: add --profile"),
         (("--spec-model", "no/such/draft"), "no/such/draft"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--output", "no/such/place.json"), "--output: there is no folder no/such to write place.json in"),

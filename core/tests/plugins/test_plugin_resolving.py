@@ -68,6 +68,12 @@ def test_a_known_method_that_is_not_installed_gets_the_pip_line(good):
     assert "pip install" in refusal(PluginManager(allow=["good"]), known[:-1] + "q")
 
 
+def test_a_method_that_is_installed_and_known_is_suggested_once(good, monkeypatch):
+    monkeypatch.setattr("specdecode.plugins.resolution.known_methods", lambda: {"good": "acme-good"})
+    message = refusal(PluginManager(allow=["good"]), "goood")
+    assert message == "method 'goood' is unknown: did you mean 'good'? Installed methods: good."
+
+
 def test_hints_name_distributions_of_this_project():
     hints = known_methods()
     assert set(hints) == {

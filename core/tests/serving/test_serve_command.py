@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 import time
 
@@ -94,6 +95,9 @@ def test_what_takes_too_long_to_drain_is_cut_off(start):
         (["--engine-option", "max_num_seq=3"], "max_num_seqs"),
         (["--log-format", "xml"], "--log-format must be text or json"),
         (["--chat-template", "/nowhere"], "cannot read /nowhere"),
+        (["--drain-timeout", "-1"], "--drain-timeout must be seconds, at least 0, got -1"),
+        (["--drain-timeout", "inf"], "--drain-timeout must be seconds, at least 0, got inf"),
+        (["--host", "256.1.1.1"], "--host 256.1.1.1 --port 0 cannot be listened on"),
     ],
 )
 def test_wrong_options_are_told_before_the_model_is_loaded(serving_model, options, says, monkeypatch):
@@ -105,8 +109,17 @@ def test_wrong_options_are_told_before_the_model_is_loaded(serving_model, option
 
     monkeypatch.setattr(specdecode.api.async_llm, "LLMEngine", never)
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(app, ["serve", str(serving_model), *options])
+    result = CliRunner().invoke(app, ["serve", str(serving_model), "--port", "0", *options])
     assert result.exit_code == 1 and says in result.output
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(serving_model):
+    from specdecode.cli.app import app
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", str(serving_model / "nothing"), "--port", str(port)])
+    assert result.exit_code == 1 and f"--port {port} cannot be listened on: Address already" in result.output
 
 
 def test_what_is_not_installed_is_told(serving_model, monkeypatch):

@@ -15,6 +15,8 @@ from specdecode.cli import arguments
 from specdecode.cli.arguments import engine_options, parse_options, speculation_of
 from specdecode.contract import ConfigError, SpecdecodeError
 
+from .errors import cause_of
+
 logger = logging.getLogger("specdecode.fleet")
 
 #: Name of the application in Ray Serve.
@@ -176,8 +178,12 @@ def batch_command(
     params = SamplingParams(**fields) if fields else None
     ray.init(address=address)
     try:
+        try:
+            rows = ray.data.read_json(data)
+        except OSError as error:
+            raise ConfigError(f"--data: cannot read {data}: {error.strerror or 'no such file'}") from None
         answered = generate(
-            ray.data.read_json(data),
+            rows,
             model,
             params,
             num_engines=engines,
@@ -188,6 +194,8 @@ def batch_command(
         answered.write_json(str(Path(out).absolute()))
         failed = answered.filter(lambda row: bool(row["error"])).count()
         typer.echo(f"{answered.count()} rows, {failed} of them with an error, in {out}")
+    except ray.exceptions.RayError as error:
+        raise SpecdecodeError(f"Ray Data could not answer {data}: {cause_of(str(error))}") from error
     finally:
         ray.shutdown()
 
@@ -229,10 +237,20 @@ def _serve(args: dict[str, Any], address: str | None, host: str, port: int) -> b
             status = serve.status().applications.get(APP)
             well = status is not None and status.status not in ("DEPLOY_FAILED", "UNHEALTHY")
         if not well:
-            logger.critical("the application is no longer served: %s", status and status.message)
+            logger.critical("the application is no longer served: %s", _reason(status))
         serve.delete(APP)  # open requests are finished first
         return well
     except RuntimeError as error:
-        raise SpecdecodeError(f"Ray Serve could not start the fleet: {error}") from error
+        reason = _reason(serve.status().applications.get(APP)) or error
+        raise SpecdecodeError(f"Ray Serve could not start the fleet: {reason}") from error
     finally:
         ray.shutdown()
+
+
+def _reason(application: Any) -> str:
+    """Why it is not served, as its replicas and doors told it; ``application``: its status, or None."""
+    if application is None:
+        return ""
+    failed = [one for one in application.deployments.values() if one.status in ("DEPLOY_FAILED", "UNHEALTHY")]
+    told = dict.fromkeys(cause_of(one.message) for one in failed if one.message)
+    return "; ".join(told) or application.message

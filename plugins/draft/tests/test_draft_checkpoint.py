@@ -88,8 +88,12 @@ def test_keys_that_cannot_be(llm_of, target, copy, spec, message):
 
 
 def test_a_file_that_is_none(llm_of, target, tmp_path):
-    with pytest.raises(ConfigError, match="neither a directory nor in the local hub cache"):
+    with pytest.raises(ConfigError, match=r"nothing' does not exist; give the directory that holds it$"):
         llm_of(target, tmp_path / "nothing")
+    with pytest.raises(
+        ConfigError, match=r"neither a directory nor in the local hub cache.*hf download no/such"
+    ):
+        llm_of(target, "no/such")
 
 
 def test_a_checkpoint_is_recognised_and_a_head_is_not(kit, llm_of, target, copy):

@@ -50,8 +50,8 @@ def bench(
     model: arguments.Model,
     prompts: bench_options.Prompts = None,
     dataset: bench_options.Dataset = None,
-    dataset_format: bench_options.DatasetFormat = "jsonl",
-    num_prompts: bench_options.NumPrompts = 80,
+    dataset_format: bench_options.DatasetFormat = None,
+    num_prompts: bench_options.NumPrompts = None,
     task: bench_options.Task = None,
     batch_size: bench_options.BatchSize = "1",
     max_tokens: bench_options.MaxTokens = 128,
@@ -64,7 +64,7 @@ def bench(
     as_json: arguments.AsJson = False,
     output: bench_options.Output = None,
     profile: bench_options.Profile = False,
-    trace_dir: bench_options.TraceDir = Path("specdec-traces"),
+    trace_dir: bench_options.TraceDir = None,
     spec_config: arguments.SpecConfig = None,
     spec_method: arguments.SpecMethod = None,
     spec_model: arguments.SpecModel = None,
@@ -86,10 +86,13 @@ def bench(
     given = speculation_of(spec_config, spec_method, spec_model, spec_tokens, spec_option)
     speculation = {**(given or DEFAULT_SPECULATION), **({"adaptive": True} if adaptive else {})}
     sizes = _batch_sizes(batch_size)
-    tasks = tasks_of(prompts, dataset, dataset_format, num_prompts, task)
+    tasks = tasks_of(prompts, dataset, dataset_format, num_prompts, task, most=80)
     check_folder(output)
+    if trace_dir is not None and not profile:
+        raise ConfigError(f"--trace-dir {trace_dir} is where --profile writes traces: add --profile")
+    traces = trace_dir or Path("specdec-traces")
     if profile:
-        _make(trace_dir)
+        _make(traces)
 
     from specdecode import SamplingParams
     from specdecode.bench.engines import engine_pair
@@ -111,7 +114,7 @@ def bench(
             method = speculative.llm_engine.method
             found = compare(plain, speculative, method, tasks, params, settings, advance=advance)
             comparisons = list(found)
-        profiles = _profiles(plain, speculative, tasks[0], params, settings, trace_dir) if profile else None
+        profiles = _profiles(plain, speculative, tasks[0], params, settings, traces) if profile else None
         asked = speculative.llm_engine.args.speculative_config.method or method
         provider = speculative.llm_engine.plugins.resolve(asked)
     environment = {
@@ -121,7 +124,7 @@ def bench(
         "quantization": quantization,
         "speculative_config": speculation,
         "prompts": str(dataset or prompts or "built-in"),
-        "dataset_format": dataset_format if dataset and dataset.exists() else None,
+        "dataset_format": dataset_format or "jsonl" if dataset and dataset.exists() else None,
         "num_prompts": sum(len(task.prompts) for task in tasks),
         "max_tokens": max_tokens,
         "ignore_eos": ignore_eos,
@@ -154,9 +157,19 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 
 def tasks_of(
-    prompts: Path | None, dataset: Path | None, format: str, limit: int, names: Sequence[str] | None
+    prompts: Path | None,
+    dataset: Path | None,
+    format: str | None,
+    limit: int | None,
+    names: Sequence[str] | None,
+    *,
+    most: int,
 ) -> tuple[Task, ...]:
     """What ``--prompts``, ``--dataset`` and ``--task`` name.
+
+    Args:
+        format, limit: ``--dataset-format`` and ``--num-prompts``, which are for files of ``--dataset`` only.
+        most: prompts of such a file if ``limit`` is None.
 
     Raises:
         ConfigError: they contradict each other, or cannot be read.
@@ -164,12 +177,18 @@ def tasks_of(
     from specdecode.bench.datasets import read_dataset
     from specdecode.bench.tasks import COLLECTIONS, builtin_tasks, load_tasks, pick
 
+    if prompts is not None and dataset is not None:
+        raise ConfigError("--prompts and --dataset are both given: keep one")
+    builtin = dataset is None or (str(dataset) in COLLECTIONS and not dataset.exists())
+    options = {"--dataset-format": format, "--num-prompts": limit} if builtin else {}
+    if useless := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(
+            f"{' and '.join(useless)} would have no effect: only a file of --dataset is read so; add one"
+        )
     if dataset is not None:
-        if prompts is not None:
-            raise ConfigError("--prompts and --dataset are both given: keep one")
-        if str(dataset) in COLLECTIONS and not dataset.exists():
+        if builtin:
             return pick(builtin_tasks(str(dataset)), names)
-        return pick(read_dataset(dataset, format, limit), names)
+        return pick(read_dataset(dataset, format or "jsonl", limit or most), names)
     return pick(load_tasks(prompts) if prompts else builtin_tasks(), names)
 
 

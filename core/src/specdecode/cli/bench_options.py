@@ -24,10 +24,16 @@ Dataset = Annotated[
     ),
 ]
 DatasetFormat = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench or messages."),
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Of --dataset: jsonl (if left out), sharegpt, cnn_dailymail, humaneval, mt_bench or messages.",
+    ),
 ]
-NumPrompts = Annotated[int, typer.Option(min=1, metavar="N", help="Only the first N prompts of the dataset.")]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Only the first N prompts of a file of --dataset; left out: 80."),
+]
 Task = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this task. May be repeated.")]
 BatchSize = Annotated[
     str,
@@ -48,8 +54,11 @@ Profile = Annotated[
     typer.Option("--profile", help="Also tell where a decode step's time goes, and write a trace of it."),
 ]
 TraceDir = Annotated[
-    Path,
-    typer.Option(metavar="DIR", help="Where --profile writes traces, for Perfetto or chrome://tracing."),
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where --profile writes traces, for Perfetto or chrome://tracing; left out: specdec-traces.",
+    ),
 ]
 Adaptive = Annotated[
     bool,

@@ -33,8 +33,8 @@ def bench_serve(
     lengths: load_options.Lengths = None,
     prompts: load_options.Prompts = None,
     dataset: load_options.Dataset = None,
-    dataset_format: load_options.DatasetFormat = "jsonl",
-    num_prompts: load_options.NumPrompts = 200,
+    dataset_format: load_options.DatasetFormat = None,
+    num_prompts: load_options.NumPrompts = None,
     task: load_options.Task = None,
     chat: load_options.Chat = True,
     max_tokens: load_options.MaxTokens = 128,
@@ -70,7 +70,7 @@ def bench_serve(
     check_folder(output)
     if plot is not None:
         check_plot(plot)
-    tasks = tasks_of(prompts, dataset, dataset_format, num_prompts, task)
+    tasks = tasks_of(prompts, dataset, dataset_format, num_prompts, task, most=200)
     asked = [prompt for one in tasks for prompt in one.prompts]
     target = Target(
         url=url.rstrip("/").removesuffix("/v1"),

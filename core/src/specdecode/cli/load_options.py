@@ -54,16 +54,21 @@ Dataset = Annotated[
     typer.Option(metavar="FILE", help="A dataset on disk instead.", rich_help_panel=_REQUESTS),
 ]
 DatasetFormat = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
-        help="jsonl, sharegpt, cnn_dailymail, humaneval, mt_bench or messages.",
+        help="Of --dataset: jsonl (if left out), sharegpt, cnn_dailymail, humaneval, mt_bench or messages.",
         rich_help_panel=_REQUESTS,
     ),
 ]
 NumPrompts = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Only the first N of the dataset.", rich_help_panel=_REQUESTS),
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Only the first N of a file of --dataset; left out: 200.",
+        rich_help_panel=_REQUESTS,
+    ),
 ]
 Task = Annotated[
     list[str] | None,

@@ -72,6 +72,8 @@ def locate(path: str | Path, revision: str | None, field: str) -> Path:
         raise ConfigError(
             f"{field} must be a directory with {CONFIG} and safetensors files, got the file {path}"
         )
+    if folder.is_absolute() or str(path).startswith("."):  # no hub id begins so
+        raise ConfigError(f"{field} {str(path)!r} does not exist; give the directory that holds it")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

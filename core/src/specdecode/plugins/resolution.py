@@ -78,7 +78,7 @@ def _unknown(
     elif name in hints:
         upgrade = "--upgrade " if any(record.dist == hints[name] for record in records) else ""
         reason = f"{asked} is not installed: pip install {upgrade}{hints[name]}."
-    elif near := difflib.get_close_matches(name, [*installed, *hints], n=2):
+    elif near := difflib.get_close_matches(name, {*installed, *hints}, n=2):
         reason = f"{asked} is unknown: did you mean {' or '.join(_with_remedy(n, installed) for n in near)}?"
     else:
         reason = f"{asked} is unknown."
