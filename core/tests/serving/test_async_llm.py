@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from specdecode import LLM, AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
+from specdecode.api import door
 from specdecode.api.engine_thread import MAX_FAILURES, EngineDeadError, EngineStuckError
 from specdecode.contract import ConfigError
 
@@ -139,6 +140,46 @@ def test_a_normal_end_aborts_nothing(llm, monkeypatch):
     monkeypatch.setattr(llm.engine, "abort_request", lambda names: aborted.append(names) or real(names))
     asyncio.run(collect(llm, text(1), wish(1), "fine"))
     assert asyncio.run(idle(llm)) and not aborted
+
+
+@pytest.mark.parametrize("what", ["structure", "text", "ids"])
+def test_what_takes_long_to_read_holds_up_only_its_like(llm, expected, monkeypatch, what):
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly(real, is_slow):
+        def function(*args, **keywords):
+            if is_slow(*args):
+                begun.set()
+                assert go.wait(30)
+            return real(*args, **keywords)
+
+        return function
+
+    engine = llm.engine
+    long = [5] * door.LONG if what == "ids" else "a" * door.LONG
+    prompt = text(1) if what == "structure" else {"prompt_token_ids" if what == "ids" else "prompt": long}
+    params = wish(1, structured_outputs={"regex": "a{3}"} if what == "structure" else None)
+    monkeypatch.setattr(engine, "check_structure", slowly(engine.check_structure, lambda p: p.structure))
+    monkeypatch.setattr(
+        engine, "prepare", slowly(engine.prepare, lambda p, _: isinstance(p, dict) and door.is_long(p))
+    )
+
+    async def main():
+        slow = asyncio.ensure_future(collect(llm, prompt, params, "slow"))
+        assert await asyncio.to_thread(begun.wait, 30)
+        beside = [collect(llm, text(seed), wish(seed), f"beside-{seed}") for seed in (2, 3)]
+        outputs = await asyncio.wait_for(asyncio.gather(*beside), 30)
+        assert not slow.done()
+        go.set()
+        ended = await asyncio.gather(slow, return_exceptions=True)
+        return outputs, ended[0]
+
+    outputs, ended = asyncio.run(main())
+    assert [told[-1].outputs[0].text for told in outputs] == [expected[seed].text for seed in (2, 3)]
+    if what == "structure":
+        assert ended[-1].outputs[0].text == "aaa"
+    else:
+        assert isinstance(ended, ConfigError) and f"has {door.LONG} tokens" in str(ended)
 
 
 def test_what_is_wrong_with_one_request_is_told_to_it_alone(llm, expected):

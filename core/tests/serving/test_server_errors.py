@@ -257,3 +257,43 @@ def test_key_files(tmp_path):
     for given in ([], path), (["a b"], None), ([""], None), ([], tmp_path / "missing"):
         with pytest.raises(ConfigError):
             read_keys(*given)
+
+
+def test_a_long_conversation_holds_up_only_its_like(http, monkeypatch):
+    import threading
+
+    from specdecode.api.door import LONG
+    from specdecode.serve import chat
+
+    begun, go, real = threading.Event(), threading.Event(), chat.chat_prompt
+
+    def slowly(tokenizer, messages, options, **keywords):
+        if len(messages[0]["content"]) >= LONG:
+            begun.set()
+            assert go.wait(30)
+        return real(tokenizer, messages, options, **keywords)
+
+    monkeypatch.setattr(chat, "chat_prompt", slowly)
+    answers = []
+    long = {"messages": [{"role": "user", "content": "a" * LONG}]}
+    other = threading.Thread(target=lambda: answers.append(http.post("/v1/chat/completions", json=long)))
+    other.start()
+    assert begun.wait(30)
+    assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert not answers
+    go.set()
+    other.join(30)
+    assert answers[0].status_code == 400 and "tokens" in answers[0].json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["echo", "token_sources"])
+def test_what_wants_a_tokenizer_and_has_none(make_llm, serve, field):
+    llm = make_llm(skip_tokenizer_init=True)
+    try:
+        with serve(llm).http() as http:
+            body = {"prompt": [5, 6], "max_tokens": 1, "temperature": 0}
+            assert http.post("/v1/completions", json=body).status_code == 200
+            response = http.post("/v1/completions", json=body | {field: True})
+            assert response.status_code == 400 and response.json()["error"]["param"] == field
+    finally:
+        llm.shutdown()

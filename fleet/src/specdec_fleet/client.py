@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import attrs
 from specdecode import LoRARequest, RequestOutput, SamplingParams
+from specdecode.api.door import Door
 from specdecode.api.engine_thread import EngineDeadError
 from specdecode.api.facts import EngineFacts
 from specdecode.api.prompts import TokenizedPrompt
@@ -67,7 +67,7 @@ class FleetLLM:
         self._description = description
         self._tolerance = tolerance
         self._unseeded = UnseededStream(description.facts.seed + rank)
-        self._door = ThreadPoolExecutor(1, thread_name_prefix="specdecode-door")
+        self._door = Door()
         self._running: set[asyncio.Task[None]] = set()
         self._shunned: dict[str, float] = {}  # replica -> until when, by the event loop's clock
         self._num_retries = 0
@@ -98,9 +98,9 @@ class FleetLLM:
         return self._description.defaults.clone()
 
     # -- requests -------------------------------------------------------------------------------
-    async def at_the_door(self, function: Callable[[], T]) -> T:
-        """Run ``function`` beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._door, function)
+    async def at_the_door(self, function: Callable[[], T], *, long: bool = False) -> T:
+        """As :meth:`specdecode.AsyncLLM.at_the_door`."""
+        return await self._door.run(function, long=long)
 
     async def prepare(self, prompt: Any, params: SamplingParams, *, where: str = "prompt") -> TokenizedPrompt:
         """As :meth:`specdecode.AsyncLLM.prepare`, by some replica.

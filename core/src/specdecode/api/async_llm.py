@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from ..lora.request import LoRARequest
 from ..models import WeightSource
 from ..plugins.records import MethodRecord
 from .args import EngineArgs
+from .door import Door, is_long
 from .engine import LLMEngine
 from .engine_thread import EngineThread
 from .facts import EngineFacts
@@ -73,7 +73,7 @@ class AsyncLLM:
         self._engine = engine
         if engine.tokenizer is not None:
             engine.tokenizer("a")  # some change themselves at their first call, which no two threads may
-        self._door = ThreadPoolExecutor(1, thread_name_prefix="specdecode-door")
+        self._door = Door()
         self._thread = EngineThread(engine)
 
     # -- requests -------------------------------------------------------------------------------
@@ -155,17 +155,26 @@ class AsyncLLM:
         """
         if isinstance(prompt, TokenizedPrompt):
             return prompt
-        return await self.at_the_door(lambda: self._engine.prepare(prompt, params, where=where))
+        engine = self._engine
+        if isinstance(params, SamplingParams) and params.structure is not None:
+            # Compiling one may take seconds; the result is kept.
+            await self.at_the_door(lambda: engine.check_structure(params), long=True)
+        return await self.at_the_door(
+            lambda: engine.prepare(prompt, params, where=where), long=is_long(prompt)
+        )
 
-    async def at_the_door(self, function: Callable[[], T]) -> T:
+    async def at_the_door(self, function: Callable[[], T], *, long: bool = False) -> T:
         """Run ``function`` where prompts are tokenized: beside the event loop, one after the other.
+
+        Args:
+            long: it takes its time, and only others like it wait for it.
 
         Raises:
             EngineDeadError: the engine has stopped.
         """
         if self._thread.error is not None:
             raise self._thread.error
-        return await asyncio.get_running_loop().run_in_executor(self._door, function)
+        return await self._door.run(function, long=long)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests, each with a last output of ``finish_reason="abort"``; unknown ids are passed over."""

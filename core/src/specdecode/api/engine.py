@@ -108,17 +108,26 @@ class LLMEngine:
             ]:
                 raise ConfigError(*faults)
         self._bad_words(params.bad_words or ())
-        if params.structure is not None:
-            if self._rule.synthetic is not None:
-                raise ConfigError(
-                    "structured_outputs cannot be kept under rejection_sample_method='synthetic', which "
-                    "accepts drafts whatever their tokens: use another rule, or leave structured_outputs out"
-                )
-            self._grammars.check(params.structure)
+        self.check_structure(params)
         tokenized = tokenize(prompt, self.tokenizer, door=self.door, where=where)
         tokenized = truncate(tokenized, params.truncate_prompt_tokens, self.target.max_model_len, where=where)
         check_prompt(tokenized, self.target.vocab_size, self.target.max_model_len, where=where)
         return tokenized
+
+    def check_structure(self, params: SamplingParams) -> None:
+        """Compile the structure that is asked for, if any is, and keep it.
+
+        Raises:
+            ConfigError: it cannot be kept to.
+        """
+        if params.structure is None:
+            return
+        if self._rule.synthetic is not None:
+            raise ConfigError(
+                "structured_outputs cannot be kept under rejection_sample_method='synthetic', which "
+                "accepts drafts whatever their tokens: use another rule, or leave structured_outputs out"
+            )
+        self._grammars.check(params.structure)
 
     def add_request(
         self,

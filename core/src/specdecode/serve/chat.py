@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from ..api.chat import ChatOptions, chat_prompt
+from ..api.door import is_long
 from ..api.outputs import CompletionOutput
 from ..api.params import SamplingParams
 from ..api.prompts import TokenizedPrompt
@@ -99,7 +100,8 @@ class Chat:
         options = self._options()
         media = llm.facts.media
         rendered = await llm.at_the_door(
-            lambda: chat_prompt(llm.get_tokenizer(), body.messages, options, media=media)
+            lambda: chat_prompt(llm.get_tokenizer(), body.messages, options, media=media),
+            long=is_long([body.messages, options.tools]),
         )
         text = rendered.get("prompt", "")
         structure = self._structure(reasoning, tools, text)

@@ -10,6 +10,7 @@ import attrs
 from ..api.outputs import CompletionOutput, RequestOutput
 from ..api.params import SamplingParams
 from ..api.prompts import TokenizedPrompt
+from ..contract import ConfigError
 from .choices import Sources, finish_of
 from .errors import ApiError
 from .job import Job
@@ -86,6 +87,10 @@ class Completion:
         job, body, llm = self._job, self._body, self._job.service.llm
         given = prompts_of(body)
         job.check_count(len(given))
+        if llm.get_tokenizer() is None:
+            for field in ("echo", "token_sources"):
+                if getattr(body, field):
+                    raise ConfigError(f"{field} wants a tokenizer and skip_tokenizer_init=True left none")
         params = completion_params(body, llm.get_default_sampling_params(), structure_of(body))
         prompts = [
             await llm.prepare(job.salted(prompt), params, where=f"prompt[{i}]" if i else "prompt")
