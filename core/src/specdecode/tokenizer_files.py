@@ -11,7 +11,7 @@ import attrs
 from .contract import ConfigError, TokenizerEntries
 from .heads.tokenizers import read_entries
 
-MODES = ("auto", "fast")
+MODES = ("auto", "fast", "hf")
 
 
 @attrs.frozen(kw_only=True)
@@ -20,7 +20,7 @@ class TokenizerFiles:
 
     path: Path  #: the model's directory
     other: str | None = None  #: directory, ``.gguf`` file or hub id of another tokenizer
-    mode: str = "auto"  #: "auto" or "fast", which are the same: there are no slow ones
+    mode: str = "auto"  #: one of MODES, which are all the same: there are no slow ones
     trust_remote_code: bool = False
 
     def load(self) -> Any:

@@ -117,6 +117,19 @@ def test_token_ids_of_prompt_and_output_are_lists(llm):
     assert llm.generate([5, 6], GREEDY, use_tqdm=False)[0].prompt_token_ids == [5, 6]
 
 
+def test_a_request_tells_its_first_tokens_latency(llm):
+    metrics = llm.generate([5, 6], GREEDY, use_tqdm=False)[0].metrics
+    assert metrics.first_token_latency == metrics.first_token_time - metrics.arrival_time > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dtype_may_be_torchs(checkpoint, dtype):
+    args = EngineArgs(model=checkpoint, dtype=dtype)
+    assert f"torch.{args.dtype}" == str(dtype)
+    with pytest.raises(ConfigError, match=r"EngineArgs\.dtype must be one of .* got 'int8'"):
+        EngineArgs(model=checkpoint, dtype=torch.int8)
+
+
 def test_a_callable_makes_the_progress_bar(llm):
     bars = []
 

@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from specdecode import LLM, SamplingParams
 from specdecode.contract import ConfigError
 from specdecode.layers.linear import Linear
 from specdecode.models import load_model, resolve_dtype, resolve_model, weight_bytes
@@ -180,3 +181,18 @@ def test_a_missing_scale(tmp_path):
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"layers.1.mlp.down_proj.* 'scales' is missing"):
         load(quantised)
+
+
+def test_the_keyword_may_say_what_the_checkpoint_says(tmp_path):
+    quantised, dense = quantized_checkpoint(tmp_path, "awq", "llama")
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+    def run(quantization):
+        with LLM(quantised, dtype=torch.float32, max_model_len=64, quantization=quantization) as llm:
+            return llm.generate([5, 6, 7], params, use_tqdm=False)[0].outputs[0].token_ids
+
+    assert run("awq") == run(None)
+    with pytest.raises(ConfigError, match=r"quantization='gptq' says .* is quantized by 'awq': leave quant"):
+        run("gptq")
+    with pytest.raises(ConfigError, match=r"quantization='awq' says .* is not quantized: leave quantization"):
+        LLM(dense, quantization="awq")

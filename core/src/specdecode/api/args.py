@@ -44,8 +44,8 @@ class EngineFields:
     model: str = option("Hugging Face directory or hub id, or a .gguf file")
     runner: Literal["auto", "generate"] = option("what the model is for", default="auto")
     tokenizer: str | None = option("path or hub id of the tokenizer; none: the model's", default=None)
-    tokenizer_mode: Literal["auto", "fast"] = option(
-        "auto and fast are the same: transformers has no slow tokenizers", default="auto"
+    tokenizer_mode: Literal["auto", "fast", "hf"] = option(
+        "all are the same: the model's tokenizer for transformers, which has no slow ones", default="auto"
     )
     skip_tokenizer_init: bool = option("take and give token ids only", default=False)
     trust_remote_code: bool = option("run code that comes with the model or tokenizer", default=False)
@@ -62,9 +62,10 @@ class EngineFields:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float", "half"] = option(
         "dtype of weights and KV; auto: the checkpoint's, and float32 for float16 on a CPU", default="auto"
     )
-    quantization: Literal["int8", "gguf"] | None = option(
+    quantization: Literal["int8", "gguf", "awq", "compressed-tensors", "fp8", "gptq"] | None = option(
         "on a CPU, int8: weights of linear layers as int8 with a scale each output, in bfloat16; gguf: the "
-        "blocks of a GGUF file as they are; none: as the checkpoint has them, quantized or not",
+        "blocks of a GGUF file as they are; none: as the checkpoint has them, quantized or not; the others: "
+        "the same, and the checkpoint must be stored so",
         default=None,
     )
     exact: bool | None = option(
@@ -239,6 +240,8 @@ def _checked(keywords: Mapping[str, Any], owner: str) -> EngineFields:
         faults.append(f"disable_plugins must be a list of names, got {known.pop('disable_plugins')!r}")
     if "model" in known:
         known["model"] = str(known["model"])
+    if type(dtype := known.get("dtype")).__name__ == "dtype":  # torch's own, which is not imported here
+        known["dtype"] = str(dtype).removeprefix("torch.")
     try:
         fields = structure(EngineFields, known, owner, neighbours=(*FLAT, *OLD, *foreign_keywords()))
     except ConfigError as error:

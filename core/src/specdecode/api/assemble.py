@@ -149,7 +149,7 @@ def _load(
             device=target.device,
             max_model_len=target.info.max_model_len,
             load_format=args.load_format,
-            quantization=args.quantization,
+            quantization=target.quantization,
             exact=target.exact,
             backend=_attention_backend(args, target),
             group=group,

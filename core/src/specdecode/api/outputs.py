@@ -64,6 +64,11 @@ class RequestMetrics:
         return self.lossy == "synthetic"
 
     @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from its arrival to its first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
     def acceptance_length(self) -> float | None:
         """Mean tokens that a verification with drafts gave the output, the bonus token counted."""
         return (self.accepted + self.bonus) / self.draft_steps if self.draft_steps else None

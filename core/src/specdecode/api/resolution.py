@@ -21,6 +21,7 @@ class ResolvedTarget:
     exact: bool
     info: TargetInfo
     kv_dtype: torch.dtype  #: of its KV cache
+    quantization: str | None  #: to be made of the checkpoint's weights
 
 
 def resolve_target(args: EngineArgs) -> ResolvedTarget:
@@ -31,12 +32,13 @@ def resolve_target(args: EngineArgs) -> ResolvedTarget:
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
     )
-    models.check_architecture(files, quantization=args.quantization, exact=args.exact)
+    quantization = models.quantization_to_make(args.quantization, files.hf_config, files.name)
+    models.check_architecture(files, quantization=quantization, exact=args.exact)
     check_adapters(args, files)
     dtype = torch.bfloat16  # what int8 weights compute in
-    if args.quantization is None or args.dtype != "auto":
+    if quantization is None or args.dtype != "auto":
         dtype = models.resolve_dtype(args.dtype, files.hf_config, device)
-    models.check_quantization(args.quantization, dtype, device, files)
+    models.check_quantization(quantization, dtype, device, files)
     longest = models.resolve_max_model_len(args.max_model_len, files.hf_config)
     tokenizer = models.tokenizer_of(
         files, args.tokenizer, mode=args.tokenizer_mode, trust_remote_code=args.trust_remote_code
@@ -50,7 +52,8 @@ def resolve_target(args: EngineArgs) -> ResolvedTarget:
         tokenizer=tokenizer,
     )
     exact = models.is_native(files) and _exact(args, dtype, device, info)
-    return ResolvedTarget(files, device, dtype, exact, info, _kv_dtype(args, dtype, device, info))
+    kv_dtype = _kv_dtype(args, dtype, device, info)
+    return ResolvedTarget(files, device, dtype, exact, info, kv_dtype, quantization)
 
 
 def _exact(args: EngineArgs, dtype: torch.dtype, device: torch.device, target: TargetInfo) -> bool:

@@ -16,7 +16,7 @@ from .info import (
 )
 from .loader import load_model, randomize
 from .packing import check_quantization, weight_bytes, why_not_exact
-from .quantized import scheme_of
+from .quantized import quantization_to_make, scheme_of
 from .tokenizer import load_tokenizer, tokenizer_of
 from .transformers_backend import TransformersDecoder
 from .transformers_layer import TransformersLayer
@@ -31,6 +31,6 @@ __all__ = [
     "TransformersDecoder", "TransformersLayer", "VisionTower", "WeightSource", "can_fuse",
     "check_architecture", "check_quantization", "decoder_config", "default_sampling", "describe_target",
     "eos_token_ids", "fingerprint", "fused_layer", "fused_write", "is_native", "load_model", "load_tokenizer",
-    "load_weights", "new_weights", "randomize", "resolve_dtype", "resolve_max_model_len", "resolve_model",
-    "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
+    "load_weights", "new_weights", "quantization_to_make", "randomize", "resolve_dtype",
+    "resolve_max_model_len", "resolve_model", "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

@@ -83,15 +83,43 @@ def read_scheme(hf_config: Any, name: str) -> Scheme | None:
     Raises:
         ConfigError: the scheme is none that can be read; names it and what works.
     """
+    stored = _stored(hf_config)
+    return None if stored is None else scheme_of(stored, name)
+
+
+def quantization_to_make(wanted: str | None, hf_config: Any, name: str) -> str | None:
+    """What is left to do of the keyword ``quantization``: nothing where it says how the checkpoint is stored.
+
+    Raises:
+        ConfigError: the checkpoint is stored in another way.
+    """
+    if wanted not in _readers():
+        return wanted
+    stored = _stored(hf_config)
+    if stored is None or _method(stored) != wanted:
+        is_what = "not quantized" if stored is None else f"quantized by {stored.get('quant_method')!r}"
+        raise ConfigError(
+            f"quantization={wanted!r} says how a checkpoint is stored, and model {name!r} is {is_what}: "
+            "leave quantization out, or give a checkpoint that is stored so"
+        )
+    return None
+
+
+def _stored(hf_config: Any) -> Mapping[str, Any] | None:
+    """The ``quantization_config`` of a model's config; None if there is none."""
     stored = getattr(hf_config, "quantization_config", None)
     if not stored:
         return None
-    return scheme_of(stored if isinstance(stored, Mapping) else stored.to_dict(), name)
+    return stored if isinstance(stored, Mapping) else stored.to_dict()
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    return str(config.get("quant_method", "")).lower().replace("_", "-")
 
 
 def scheme_of(config: Mapping[str, Any], name: str) -> Scheme:
     """The scheme of a ``quantization_config``; raises as :func:`read_scheme`."""
-    method = str(config.get("quant_method", "")).lower().replace("_", "-")
+    method = _method(config)
     reader = _readers().get(method)
     if reader is None:
         raise ConfigError(
