@@ -116,7 +116,7 @@ def test_logprobs(client):
             (top.logprob for top in entry.top_logprobs), reverse=True
         )
         assert len(entry.top_logprobs) == 3 and entry.top_logprobs[0].token == entry.token  # greedy
-        assert bytes(entry.bytes).decode() == entry.token
+        assert bytes(entry.bytes).decode("utf-8", "replace") == entry.token
     chunks = client.chat.completions.create(
         model="tiny", messages=HI, temperature=0, max_tokens=5, logprobs=True, stream=True
     )
@@ -124,6 +124,28 @@ def test_logprobs(client):
     streamed = [entry for part in parts for entry in part]
     assert [entry.logprob for entry in streamed] == pytest.approx([entry.logprob for entry in content])
     assert all(entry.top_logprobs == [] for entry in streamed)
+
+
+def test_bytes_of_tokens_make_up_characters(client, forced):
+    said = "ñ€😀z"
+    got = client.chat.completions.create(
+        model="tiny", messages=HI, temperature=0, max_tokens=forced(said), logprobs=True
+    )
+    content = got.choices[0].logprobs.content
+    assert got.choices[0].message.content == said
+    assert bytes(byte for entry in content for byte in entry.bytes).decode() == said
+
+
+def test_bytes_of_byte_tokens():
+    from specdecode.engine.detokenize import token_bytes
+    from specdecode.testing.word_tokenizer import CHARACTERS, byte_ids, word_tokenizer
+
+    tokenizer = word_tokenizer()
+    for character in CHARACTERS:
+        ids = byte_ids(character, 300)
+        assert (
+            b"".join(token_bytes(tokenizer, id, tokenizer.decode([id])) for id in ids).decode() == character
+        )
 
 
 @pytest.fixture

@@ -131,9 +131,19 @@ def test_logprobs_and_echo(client, plain, stream, index):
     assert told[1:] == pytest.approx([row[id].logprob for id, row in zip(ids[1:], rows[1:], strict=True)])
     offsets = [value for part in parts for value in part.text_offset]
     tokens = [value for part in parts for value in part.tokens]
-    assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+    whole = [(place, token) for place, token in zip(offsets, tokens, strict=True) if "\ufffd" not in token]
+    assert len(whole) > len(PROMPT) and all(text[place:].startswith(token) for place, token in whole)
     assert "".join(tokens[: len(PROMPT)]) == PROMPT
     assert all(2 <= len(top) <= 3 for part in parts for top in part.top_logprobs if top is not None)
+
+
+def test_offsets_count_characters_that_take_several_tokens(client):
+    prompt = "ñ€😀z"
+    got = client.completions.create(
+        model="tiny", prompt=prompt, echo=True, logprobs=0, max_tokens=1, temperature=0
+    )
+    offsets = got.choices[0].logprobs.text_offset
+    assert offsets[:11] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4]
 
 
 @pytest.mark.parametrize(("keep", "told"), [(4, "two "), (1000, PROMPT), (-1, PROMPT)])

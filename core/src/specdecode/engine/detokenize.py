@@ -6,7 +6,8 @@ character, and raises where a later byte changes the text of earlier ones (see :
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -123,6 +124,31 @@ def _shared(one: str, other: str) -> int:
     """Length of the prefix that two texts share."""
     differ = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
+
+
+def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
+    """What a token stands for in UTF-8: it may begin or end within a character, which ``text`` cannot show.
+
+    Args:
+        text: the token decoded alone.
+    """
+    if REPLACEMENT not in text:
+        return text.encode("utf-8", "replace")
+    piece = str(tokenizer.convert_ids_to_tokens(token))
+    if token in TokenKinds.of(tokenizer).bytes:
+        return bytes.fromhex(piece[3:5])
+    letters = _byte_letters()
+    if all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    return text.encode("utf-8", "replace")
+
+
+@functools.cache
+def _byte_letters() -> Mapping[str, int]:
+    """The letters that byte-level tokenizers write bytes as."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 @attrs.frozen(eq=False)

@@ -32,6 +32,7 @@ class Choice:
 
     index: int
     parser: AnswerParser
+    tokenizer: Any
     top_logprobs: int
     include_reasoning: bool
     sources: Sources | None
@@ -47,7 +48,9 @@ class Choice:
         self.num_calls += len(delta.calls)
         around = {
             "index": self.index,
-            "logprobs": chat_logprobs(completion.token_ids, completion.logprobs, self.top_logprobs),
+            "logprobs": chat_logprobs(
+                self.tokenizer, completion.token_ids, completion.logprobs, self.top_logprobs
+            ),
             **finish_of(completion),
         }
         if self.num_calls and completion.finish_reason == "stop":
@@ -122,6 +125,7 @@ class Chat:
             Choice(
                 index=index,
                 parser=AnswerParser(prompt.text or "", reasoning, tools),
+                tokenizer=tokenizer,
                 top_logprobs=params.logprobs or 0,
                 include_reasoning=self._body.include_reasoning,
                 sources=Sources(tokenizer, prompt.token_ids) if self._body.token_sources else None,

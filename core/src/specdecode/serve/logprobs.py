@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from ..api.outputs import Logprob
+from ..engine.detokenize import token_bytes
 
 #: JSON has no infinity.
 LOWEST = -9999.0
@@ -15,20 +17,24 @@ LOWEST = -9999.0
 Row = Mapping[int, Logprob]
 
 
-def chat_logprobs(token_ids: Sequence[int], rows: Sequence[Row] | None, top: int) -> dict[str, Any] | None:
+def chat_logprobs(
+    tokenizer: Any, token_ids: Sequence[int], rows: Sequence[Row] | None, top: int
+) -> dict[str, Any] | None:
     """``logprobs`` of a chat's choice; ``top``: how many likeliest tokens at each place."""
     if rows is None:
         return None
     content = []
     for token, row in zip(token_ids, rows, strict=True):
-        likeliest = [_entry(id, one) for id, one in row.items() if one.rank is not None and one.rank <= top]
-        content.append({**_entry(token, row[token]), "top_logprobs": likeliest})
+        likeliest = [
+            _entry(tokenizer, id, one) for id, one in row.items() if one.rank is not None and one.rank <= top
+        ]
+        content.append({**_entry(tokenizer, token, row[token]), "top_logprobs": likeliest})
     return {"content": content, "refusal": None}
 
 
-def _entry(token: int, one: Logprob) -> dict[str, Any]:
+def _entry(tokenizer: Any, token: int, one: Logprob) -> dict[str, Any]:
     text = _text(token, one)
-    return {"token": text, "logprob": _finite(one), "bytes": list(text.encode("utf-8", "replace"))}
+    return {"token": text, "logprob": _finite(one), "bytes": list(token_bytes(tokenizer, token, text))}
 
 
 def _text(token: int, one: Logprob) -> str:
@@ -45,7 +51,10 @@ class CompletionLogprobs:
 
     top: int
     tokenizer: Any  #: for the first token of a prompt, which has no row
-    offset: int = 0  #: characters before the next token
+    offset: int = 0  #: characters that are complete before the next token
+    _decoder: codecs.IncrementalDecoder = attrs.field(
+        factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     def take(self, token_ids: Sequence[int], rows: Sequence[Row | None]) -> dict[str, Any]:
         """Of the next tokens; None of the first one of a prompt, which nothing stands before."""
@@ -57,7 +66,8 @@ class CompletionLogprobs:
             tops = None if row is None else self._likeliest(token, row)
             likeliest.append(tops)
             offsets.append(self.offset)
-            self.offset += len(text)
+            if self.tokenizer is not None:
+                self.offset += len(self._decoder.decode(token_bytes(self.tokenizer, token, text)))
         return {
             "tokens": tokens,
             "token_logprobs": chosen,
