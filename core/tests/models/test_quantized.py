@@ -188,7 +188,8 @@ def test_the_keyword_may_say_what_the_checkpoint_says(tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
     def run(quantization):
-        with LLM(quantised, dtype=torch.float32, max_model_len=64, quantization=quantization) as llm:
+        options = {"dtype": torch.float32, "device": "cpu", "max_model_len": 64}
+        with LLM(quantised, quantization=quantization, **options) as llm:
             return llm.generate([5, 6, 7], params, use_tqdm=False)[0].outputs[0].token_ids
 
     assert run("awq") == run(None)
