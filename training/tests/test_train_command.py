@@ -70,6 +70,7 @@ def test_the_gate_measures_through_the_engine(train, tmp_path):
         ({"temperatures": "0,hot"}, "temperatures must be numbers"),
         ({"data": "nowhere.jsonl"}, "cannot read nowhere.jsonl"),
         ({"model": "/no/such/model"}, "does not exist"),
+        ({"device": "tpu"}, "device must be one torch can use here, got 'tpu'"),
         ({"num_layers": 2, "layers": "0,9"}, "layers 0 to 5"),
         ({"layers": "a"}, "layers must be numbers"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import pairwise
 from types import SimpleNamespace
 
 import attrs
@@ -105,6 +106,16 @@ def test_prompts_that_do_not_suffice_are_told(target, tmp_path, caplog):
         texts = make_texts(target_of(target).engines(), TextStore(tmp_path), [str(file)], OPTIONS)
     assert len(texts) == 5
     assert "used up after 40 answer tokens of the 200 of --data-tokens" in caplog.text
+
+
+def test_prompts_that_the_context_has_no_room_for_are_left_out(target, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "x" * length}) + "\n" for length in range(1, 81)))
+    options = attrs.evolve(OPTIONS, data_tokens=2000, prompt_tokens=80)
+    engines = target_of(target).engines(max_model_len=64)
+    texts = make_texts(engines, TextStore(tmp_path / "texts"), [str(file)], options)
+    prompts = [int((~texts.answer[begin:end]).sum()) for begin, end in pairwise(texts.starts)]
+    assert max(prompts) == 63 and len(prompts) < 80
 
 
 def test_a_target_that_ends_its_turns_writes_prompts_of_its_own(tmp_path):

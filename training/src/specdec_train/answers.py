@@ -76,7 +76,9 @@ def make_texts(
                 options.data_tokens,
             )
         if not parts:
-            raise ConfigError("--data: no prompt is short enough for --prompt-tokens, or none was written")
+            raise ConfigError(
+                "--data: no prompt is short enough for --prompt-tokens and the model, or none was written"
+            )
         write_json(done, {"documents": sum(map(len, parts)), "answer_tokens": have})
     return Texts.joined(store.load())
 
@@ -158,6 +160,8 @@ class _Work:
         order = np.random.default_rng(options.seed).permutation(len(conversations))
         self._conversations = [conversations[index] for index in order]
         self._size = _WAVES * options.batch_size
+        # A model of short context has room for less than was asked for, and an answer has a token at least.
+        self._longest = min(options.prompt_tokens, llm.llm_engine.target.max_model_len - 1)
 
     def shard(self, number: int, wanted: int) -> Texts | None:
         """None: there are no prompts left."""
@@ -201,4 +205,4 @@ class _Work:
         )
 
     def _fits(self, ids: list[int]) -> bool:
-        return 0 < len(ids) <= self._options.prompt_tokens
+        return 0 < len(ids) <= self._longest

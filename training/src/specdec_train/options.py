@@ -27,7 +27,11 @@ class DataOptions:
     data_minutes: float | None = option(
         "most minutes to write answers; what is there then is trained on", default=None, validator=_positive
     )
-    prompt_tokens: int = option("longest prompt; longer ones are left out", default=512, validator=within(1))
+    prompt_tokens: int = option(
+        "longest prompt; longer ones, or beyond the model's context, are left out",
+        default=512,
+        validator=within(1),
+    )
     user_tokens: int = option(
         "longest user's turn that the target writes with --data self", default=160, validator=within(1)
     )

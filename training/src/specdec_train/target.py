@@ -52,7 +52,7 @@ class Target:
         """``dtype`` "auto" is bfloat16 on a GPU, and the checkpoint's elsewhere.
 
         Raises:
-            ConfigError: there is no such model.
+            ConfigError: there is no such model or device.
             Unsupported: it is none of the native decoder's.
         """
         files = models.resolve_model(model)
@@ -61,8 +61,7 @@ class Target:
                 f"--model {model}: training wants a model of the native decoder "
                 f"({', '.join(sorted(models.FAMILIES))}), this is {files.architecture}"
             )
-        name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        place = torch.device(name)
+        place = models.resolve_device(device)
         if dtype == "auto" and place.type == "cuda":  # answers, states and products: none wants float32
             dtype = "bfloat16"
         chosen = models.resolve_dtype(dtype, files.hf_config, place)

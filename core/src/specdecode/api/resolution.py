@@ -25,7 +25,7 @@ class ResolvedTarget:
 
 
 def resolve_target(args: EngineArgs) -> ResolvedTarget:
-    device = torch.device(_device(args.device))
+    device = models.resolve_device(args.device)
     files = models.resolve_model(
         args.model,
         revision=args.revision,
@@ -80,13 +80,3 @@ def _kv_dtype(args: EngineArgs, dtype: torch.dtype, device: torch.device, target
             f"kv_cache_dtype={args.kv_cache_dtype!r} {obstacle}; or leave kv_cache_dtype at 'auto'"
         )
     return torch.float8_e4m3fn
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device must be one torch can use here, got {name!r}: {error}") from None
-    return name

@@ -11,6 +11,7 @@ from .info import (
     default_sampling,
     describe_target,
     eos_token_ids,
+    resolve_device,
     resolve_dtype,
     resolve_max_model_len,
 )
@@ -31,6 +32,6 @@ __all__ = [
     "TransformersDecoder", "TransformersLayer", "VisionTower", "WeightSource", "can_fuse",
     "check_architecture", "check_quantization", "decoder_config", "default_sampling", "describe_target",
     "eos_token_ids", "fingerprint", "fused_layer", "fused_write", "is_native", "load_model", "load_tokenizer",
-    "load_weights", "new_weights", "quantization_to_make", "randomize", "resolve_dtype",
+    "load_weights", "new_weights", "quantization_to_make", "randomize", "resolve_device", "resolve_dtype",
     "resolve_max_model_len", "resolve_model", "scheme_of", "tokenizer_of", "weight_bytes", "why_not_exact",
 ]  # fmt: skip

@@ -30,6 +30,21 @@ DTYPES = {
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
+def resolve_device(name: str) -> torch.device:
+    """``"auto"`` is a GPU where torch has one.
+
+    Raises:
+        ConfigError: torch cannot use it here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device must be one torch can use here, got {name!r}: {error}") from None
+    return torch.device(name)
+
+
 def resolve_dtype(dtype: str | torch.dtype, hf_config: Any, device: torch.device) -> torch.dtype:
     """The dtype of weights and activations.
 
