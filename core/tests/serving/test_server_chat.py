@@ -126,6 +126,15 @@ def test_logprobs(client):
     assert all(entry.top_logprobs == [] for entry in streamed)
 
 
+def test_no_chunk_is_empty(client):
+    """Each of several choices is silent while only others have something new."""
+    made = client.chat.completions.create(
+        model="tiny", messages=HI, temperature=1, seed=1, max_tokens=12, logprobs=True, n=3, stream=True
+    )
+    chunks = [chunk.choices[0] for chunk in made][3:]  # behind the roles
+    assert all(chunk.delta.content or chunk.logprobs.content or chunk.finish_reason for chunk in chunks)
+
+
 def test_bytes_of_tokens_make_up_characters(client, forced):
     said = "ñ€😀z"
     got = client.chat.completions.create(

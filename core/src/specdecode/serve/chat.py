@@ -197,5 +197,6 @@ class Chat:
                 "choices": [{"index": choice.index, "delta": first, "logprobs": None, "finish_reason": None}],
             }
         async for choice, delta, around in self._deltas():
-            if delta or choice.done or around["logprobs"] or around.get("token_sources"):
+            told = around["logprobs"] and around["logprobs"]["content"]
+            if delta or choice.done or told or around.get("token_sources"):
                 yield {**head, "choices": [{**around, "delta": choice.message(delta, streamed=True)}]}

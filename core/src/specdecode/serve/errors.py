@@ -80,18 +80,18 @@ def _field_of(faults: Sequence[str]) -> str | None:
 
 
 def _told(fault: Mapping[str, Any], known: Sequence[str]) -> tuple[str, str | None]:
-    """A fault that validation found: the message, and the field; ``known``: those of the body."""
-    place = [str(part) for part in fault["loc"] if part != "body"]
+    """A fault that validation found: the message, and the field it is in; ``known``: those of the body."""
+    place = [str(part) for part in fault["loc"][1:]]
     field = ".".join(place)
     if fault["type"] == "extra_forbidden":
         near = difflib.get_close_matches(field, known, n=1)
         remedy = f"; do you mean {near[0]!r}?" if near else ""
-        return f"{field} is not a field that this server knows{remedy}", field
+        return f"{field} is not a field that this server knows{remedy}", place[0]
     if fault["type"] == "json_invalid":
         return f"the body is not JSON: {fault.get('ctx', {}).get('error', 'it cannot be read')}", None
     if not place:
         return "the body must be a JSON object, sent as application/json", None
-    return f"{field}: {fault['msg']}", field
+    return f"{field}: {fault['msg']}", place[0]
 
 
 def install(app: FastAPI) -> None:
