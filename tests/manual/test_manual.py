@@ -65,6 +65,14 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path):
     assert len(classes) > 30 and not {name for name in classes if name not in UNDOCUMENTED} - documented
 
 
+def test_the_readme_names_every_page():
+    readme = (ROOT / "README.md").read_text()
+    pages = [
+        path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md"
+    ]  # which it is itself
+    assert [name for name in pages if f"(docs/{name})" not in readme and f"(docs/{name}#" not in readme] == []
+
+
 def test_every_method_has_a_page_and_a_place_in_the_choice():
     pages = "".join(path.read_text() for path in ROOT.glob("docs/methods/*.md"))
     choice = (ROOT / "docs/choosing.md").read_text()
