@@ -25,6 +25,7 @@ RAISES = (
     "raises-in-on-commit",
     "raises-in-on-preempt",
     "raises-in-on-finish",
+    "replaces-buffers",
 )
 
 in_both_orders = pytest.mark.parametrize("order", ["plain", "late"])

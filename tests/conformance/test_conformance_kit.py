@@ -69,6 +69,7 @@ def test_ids_are_stable():
         "drafts.buffers-written", "drafts.buffers-not-kept", "drafts.view-not-written",
         "honesty.declares-what-it-reads", "honesty.undeclared-not-used", "honesty.uses-what-it-declares",
         "lifecycle.any-order", "lifecycle.frees-everything", "lifecycle.close-twice", "lifecycle.metrics",
+        "lifecycle.known-hooks", "state.through-preemptions",
         "isolation.neighbours", "isolation.forgets-requests", "isolation.namespaces",
         "state.as-stateless", "state.after-failures", "lossless.greedy", "lossless.seeded",
             "lossless.new-weights",
@@ -156,7 +157,7 @@ def test_probabilities(subject):
     """No proposer declares them under the default rule; the check on rows of its own."""
     row = RowRecord(
         call=1, request_id="a/0#0", history=(1,), params=None, budget=2, room=2, len=2, ids=(1, 0),
-        parents=(-1, 0), score=(0.0, 0.0), probs=np.array([[0.5, 0.5], [0.25, 0.75]]),
+        parents=(-1, 0), score=(0.0, 0.0), resumed=False, probs=np.array([[0.5, 0.5], [0.25, 0.75]]),
     )  # fmt: skip
 
     def tried(*probs):

@@ -88,7 +88,7 @@ class Site:
         methods: Sequence[str],
         family: str | None = None,
         version: str = "1.0",
-        api: int = 1,
+        api: int | str = 1,
         imports: Sequence[str] = (),
         requires: Sequence[str] = ("specdec-core>=0.1,<1",),
         extra: str = "",

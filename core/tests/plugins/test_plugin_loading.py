@@ -59,6 +59,13 @@ FAULTS = {
         Status.BROKEN,
         "must yield ProposerSpecs, got NoneType",
     ),
+    "returned": (
+        HOOK
+        + "def specdecode_proposers():\n    import acme_good.plugin\n"
+        + "    return next(iter(acme_good.plugin.specdecode_proposers()))\n",
+        Status.BROKEN,
+        "must yield ProposerSpecs, got ProposerSpec, returned: write yield",
+    ),
     "not a spec": (
         HOOK + "def specdecode_proposers():\n    yield 'spec'\n",
         Status.BROKEN,
@@ -108,8 +115,18 @@ def test_a_spec_that_breaks_the_rules(good, record_of, fault):
 
 def test_another_contract_api(good, record_of):
     good.add_plugin("acme-new", methods=["new"], api=3)
-    record = record_of(PluginManager(), "acme-new")
-    assert (record.status, record.detail) == (Status.INCOMPATIBLE, "contract api 3; this core accepts 1")
+    good.add_plugin("acme-text", methods=["text"], api="'1'")
+    manager = PluginManager()
+    record, text = record_of(manager, "acme-new"), record_of(manager, "acme-text")
+    remedy = "upgrade specdec-core, or install a release of the plugin for api 1"
+    assert (record.status, record.detail) == (
+        Status.INCOMPATIBLE,
+        f"contract api 3; this core accepts 1: {remedy}",
+    )
+    assert (text.status, text.detail) == (
+        Status.INCOMPATIBLE,
+        "contract api '1'; this core accepts 1, an integer",
+    )
 
 
 def test_the_contract_before_is_accepted_with_a_warning_and_the_one_before_that_is_not(
@@ -130,7 +147,7 @@ def test_the_contract_before_is_accepted_with_a_warning_and_the_one_before_that_
     assert [str(w.message) for w in caught] == [f"plugin of-2 (acme-of-2 1.0) is {said}"]
     assert (records[1].status, records[1].detail) == (
         Status.INCOMPATIBLE,
-        "contract api 1; this core accepts 2, 3",
+        "contract api 1; this core accepts 2, 3: install a release of the plugin for api 3",
     )
     assert (records[2].status, records[2].detail) == (Status.OK, said)
     assert (records[3].status, records[3].detail) == (Status.OK, "")

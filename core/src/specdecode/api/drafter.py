@@ -6,6 +6,8 @@ import functools
 import logging
 from pathlib import Path
 
+import torch
+
 from .. import models
 from ..contract import EXTRA_LAYERS, CheckpointInfo, Needs, Shape, TargetInfo, Unsupported
 from ..distributed.proposers import check_ranks
@@ -110,4 +112,11 @@ def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rul
             raise Unsupported(
                 f"{method} taps boundary {tap.boundary}; a target of {target.num_layers} layers has 0 to "
                 f"{target.num_layers}"
+            )
+    for spec in needs.kv:
+        dtype = None if spec.dtype is None else getattr(torch, spec.dtype, None)
+        if spec.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise Unsupported(
+                f"{method} declares KVSpec.dtype {spec.dtype!r}, which is no floating-point dtype of torch; "
+                "say for example 'bfloat16', or None for the target's"
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal
+import numbers
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Literal
 
 import attrs
 
@@ -57,6 +59,23 @@ class Memory(enum.Enum):
     NAMESPACE = "namespace"  #: across the requests of one namespace
 
 
+def _check_whole(field: str, value: Any, least: int | None = None) -> None:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{field} must be an integer{bound}, got {value!r}")
+
+
+def _check_members(field: str, values: Any, kind: type) -> None:
+    """``values`` must be several of ``kind``: a single one without its comma is the usual slip."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(
+            f"{field} must be a tuple of {kind.__name__}, as in ({kind.__name__}(...),), got {values!r}"
+        )
+    if wrong := [value for value in values if not isinstance(value, kind)]:
+        raise ValueError(f"{field} must be a tuple of {kind.__name__}, got {wrong[0]!r} in it")
+
+
 @attrs.frozen
 class Tap:
     """A point of the target whose hidden states are read.
@@ -66,6 +85,10 @@ class Tap:
     """
 
     boundary: int | Literal["final"]
+
+    def __attrs_post_init__(self) -> None:
+        if self.boundary != "final" and not isinstance(self.boundary, numbers.Integral):
+            raise ValueError(f"Tap.boundary must be 'final' or the number of a block, got {self.boundary!r}")
 
 
 FINAL = Tap("final")
@@ -88,6 +111,14 @@ class KVSpec:
     window: int | None = None
     first: int = 0
     slots: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("layers", "heads", "k_dim", "v_dim"):
+            _check_whole(f"KVSpec.{name}", getattr(self, name), 1)
+        for name in ("first", "slots"):
+            _check_whole(f"KVSpec.{name}", getattr(self, name), 0)
+        if self.window is not None:
+            _check_whole("KVSpec.window", self.window, 1)
 
 
 @attrs.frozen(kw_only=True)
@@ -113,12 +144,23 @@ class Needs:
     children: tuple[Needs, ...] = ()  #: set by :meth:`union`
 
     def __attrs_post_init__(self) -> None:
+        _check_whole("Needs.width", self.width)
+        _check_whole("Needs.depth", self.depth)
+        _check_whole("Needs.scratch_bytes", self.scratch_bytes, 0)
+        for name, kind in _ENUMS.items():
+            if not isinstance(value := getattr(self, name), kind):
+                members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+                raise ValueError(f"Needs.{name} must be one of {members}, got {value!r}")
+        _check_members("Needs.taps", self.taps, Tap)
+        _check_members("Needs.kv", self.kv, KVSpec)
+        if isinstance(self.modules, str) or not isinstance(self.modules, Set):
+            raise ValueError(f"Needs.modules must be a frozenset of names, got {self.modules!r}")
         if self.width < 1 or not 1 <= self.depth <= self.width:
             raise ValueError(f"Needs wants 1 <= depth <= width, got depth={self.depth}, width={self.width}")
         if self.shape is Shape.CHAIN and self.depth != self.width and not self.children:
             raise ValueError(f"a chain has depth == width, got depth={self.depth}, width={self.width}")
         if unknown := self.modules - MODULES:
-            raise ValueError(f"Needs.modules knows {sorted(MODULES)}, got {sorted(unknown)}")
+            raise ValueError(f"Needs.modules knows {sorted(MODULES)}, got {sorted(map(str, unknown))}")
 
     @property
     def reserve(self) -> int:
@@ -157,3 +199,14 @@ class Needs:
             continues=all(c.continues for c in children),
             children=children,
         )
+
+
+#: Field of Needs -> the enum whose member it must be.
+_ENUMS: Mapping[str, type[enum.Enum]] = {
+    "shape": Shape,
+    "probs": Probs,
+    "tokens": Tokens,
+    "place": Place,
+    "ranks": Ranks,
+    "memory": Memory,
+}

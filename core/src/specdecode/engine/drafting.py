@@ -152,7 +152,7 @@ class Drafting:
                 return
             rows = list(fed.values())
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
-            proposer.propose(StepView(self.needs, self._feed(fed, output)), drafts)
+            _fill(proposer, StepView(self.needs, self._feed(fed, output)), drafts)
             self._advance_entries(rows)
             self._take(drafts, rows)
             self._choose(rows)
@@ -176,7 +176,7 @@ class Drafting:
             requests=requests,
             check=self._check_writes if self._runner.check_writes else None,
         )
-        return self.proposer.propose(lambda proposer: proposer.propose(StepView(self.needs, feed), drafts))
+        return self.proposer.propose(lambda proposer: _fill(proposer, StepView(self.needs, feed), drafts))
 
     @torch.inference_mode()
     def propose_on_host(self, committed: Sequence[Committed], num_running: int, *, draft: bool) -> bool:
@@ -202,7 +202,7 @@ class Drafting:
             slots = self._runner.slots_of([row.request for row in rows]) if self.needs.kv else None
             taps = dict(committed[-1].taps)
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
-            proposer.propose(StepView(self.needs, self._feed_of(rows, slots, taps)), drafts)
+            _fill(proposer, StepView(self.needs, self._feed_of(rows, slots, taps)), drafts)
             self._advance_entries(rows)
             self._take(drafts, rows)
 
@@ -349,6 +349,19 @@ class Drafting:
             if min(request.own) < request.computed + 1:
                 request.target_floor = max(request.target_floor, request.computed)
                 request.computed = max(0, min(request.own) - 1)
+
+
+def _fill(proposer: Proposer, step: StepView, drafts: Drafts) -> None:
+    """Have ``drafts`` filled in place: what reads them, on the device too, has the buffers core made."""
+    given = [(field.name, getattr(drafts, field.name)) for field in attrs.fields(Drafts)]
+    proposer.propose(step, drafts)
+    replaced = [name for name, buffer in given if getattr(drafts, name) is not buffer]
+    if replaced:
+        names = ", ".join(f"out.{name}" for name in replaced)
+        raise TypeError(
+            f"propose put objects of its own in the place of {names}: write into core's buffers, "
+            f"out.{replaced[0]}[...] = ..."
+        )
 
 
 def _decoding(requests: Iterable[Request]) -> list[Request]:

@@ -10,6 +10,10 @@ from ..contract import Commit, Proposer, RequestInfo, TargetUpdate
 
 logger = logging.getLogger(__name__)
 
+#: Method -> what its failure costs; of the others, drafts that fit less.
+_COSTS = {"propose": "this step has no drafts"}
+_OTHERS = "no output changes, but its later drafts may fit less"
+
 
 class GuardedProposer:
     """Calls a proposer; counts what it raises and stops calling it after ``limit`` failures in a row.
@@ -83,7 +87,7 @@ class GuardedProposer:
         self._in_a_row += 1
         if method not in self._failing:
             self._failing.add(method)
-            logger.exception("proposer %s failed in %s; this step has no drafts", self.name, method)
+            logger.exception("proposer %s failed in %s; %s", self.name, method, _COSTS.get(method, _OTHERS))
         if self._in_a_row >= self._limit and not self.quarantined:
             self.quarantined = True
             logger.error(

@@ -156,8 +156,10 @@ def _collect(registry: pluggy.PluginManager, plugin: Any, target: str) -> list[A
         if implementation.plugin is plugin:
             yielded = implementation.function()
             if not isinstance(yielded, Iterable):
+                remedy = ", returned: write yield" if isinstance(yielded, ProposerSpec) else ""
                 raise PluginError(
-                    f"specdecode_proposers in {target} must yield ProposerSpecs, got {type(yielded).__name__}"
+                    f"specdecode_proposers in {target} must yield ProposerSpecs, got "
+                    f"{type(yielded).__name__}{remedy}"
                 )
             specs += yielded
     return specs
@@ -170,7 +172,10 @@ def _check_specs(specs: list[Any]) -> None:
             raise PluginError(f"specdecode_proposers must yield ProposerSpecs, got {type(spec).__name__}")
         if spec.api not in ACCEPTED_API:
             accepted = ", ".join(map(str, ACCEPTED_API))
-            raise PluginError(f"contract api {spec.api}; this core accepts {accepted}", Status.INCOMPATIBLE)
+            raise PluginError(
+                f"contract api {spec.api!r}; this core accepts {accepted}{_api_remedy(spec.api)}",
+                Status.INCOMPATIBLE,
+            )
         if not isinstance(spec.name, str) or not spec.name or ":" in spec.name:
             raise PluginError(
                 f"a method's name must be a non-empty string without a colon, got {spec.name!r}"
@@ -183,6 +188,14 @@ def _check_specs(specs: list[Any]) -> None:
         if taken := sorted({field.name for field in attrs.fields(spec.config)} & set(POLICY_KEYS)):
             raise PluginError(f"config of method {spec.name!r} declares {', '.join(taken)}, which core owns")
         hints_of(spec.config)  # an annotation that cannot be resolved is found here, not in a user's hands
+
+
+def _api_remedy(api: Any) -> str:
+    if not isinstance(api, int):
+        return ", an integer"
+    if api > API:
+        return f": upgrade specdec-core, or install a release of the plugin for api {API}"
+    return f": install a release of the plugin for api {API}"
 
 
 def missing_imports(spec: ProposerSpec) -> list[str]:

@@ -269,7 +269,12 @@ class _Plan:
             draft=self.draft,
             probs=self.probs,
         )
-        proposer: Proposer = self._guarded("build", lambda: self._provided.spec.build(self._config, context))
+        proposer = self._guarded("build", lambda: self._provided.spec.build(self._config, context))
+        if not isinstance(proposer, Proposer):
+            raise PluginError(
+                f"{_who(self._provided)}: build must give a specdecode.contract.Proposer, "
+                f"got {type(proposer).__name__}"
+            )
         if context.built != len(needs.children):
             raise PluginError(
                 f"{_who(self._provided)}: needs declares {len(needs.children)} children, "

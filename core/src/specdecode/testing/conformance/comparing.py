@@ -19,6 +19,7 @@ def differences(
     after: Iterable[RowRecord],
     *,
     same_name: Callable[[str], str] = lambda name: name,
+    alike: Callable[[RowRecord, RowRecord], bool] = lambda one, other: one.taken == other.taken,
 ) -> tuple[int, list[str]]:
     """How many drafts of ``after`` have a counterpart in ``before``, and those that differ, as text.
 
@@ -26,6 +27,7 @@ def differences(
 
     Args:
         same_name: name of a request in ``after`` -> its name in ``before``.
+        alike: whether two counterparts agree.
     """
     known = {_place(row, name_of(row.request_id)): row for row in before if row.budget}
     compared, found = 0, []
@@ -34,7 +36,7 @@ def differences(
         if other is None or not row.budget:
             continue
         compared += 1
-        if row.taken != other.taken:
+        if not alike(row, other):
             found.append(
                 f"{name_of(row.request_id)} at {len(row.history)} tokens: {row.taken[0]} on {row.taken[1]}, "
                 f"before {other.taken[0]} on {other.taken[1]}"

@@ -65,6 +65,7 @@ class RowRecord:
     ids: tuple[int, ...]  #: the ``len`` nodes, so far as the buffers reach
     parents: tuple[int, ...]
     score: tuple[float, ...]
+    resumed: bool  #: whether the request was preempted before
     probs: Any = None  #: ``[len, V]`` if Needs.probs is FULL
 
     @property
@@ -82,6 +83,7 @@ class Log:
     preemptions: int = 0
     raised: list[tuple[str, Exception]] = attrs.field(factory=list)  #: method, and what it raised of itself
     prompt_lens: dict[str, int] = attrs.field(factory=dict)
+    resumed: set[str] = attrs.field(factory=set)  #: requests that came back from a preemption
     learns: bool = False  #: whether the proposer has an ``on_commit`` of its own
     reads: set[str] = attrs.field(factory=set)  #: what of the view and of the modules was read
     #: kind of a fault -> what was seen
@@ -120,6 +122,8 @@ class Probe(WrappingProposer):
     # -- hooks ----------------------------------------------------------------------------------
     def on_add(self, request: RequestInfo) -> None:
         self.log.prompt_lens[request.id] = request.prompt_len
+        if request.resumed:
+            self.log.resumed.add(request.id)
         if self._poisons_tokens:
             request = attrs.evolve(request, token_ids=(0,) * len(request.token_ids))
         self._tell("on_add", request)
@@ -148,9 +152,9 @@ class Probe(WrappingProposer):
         if hook in self._interference.hooks:
             raise Injected(f"raised by the kit in {hook}")
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            getattr(self.inner, method)(*arguments)
+            return getattr(self.inner, method)(*arguments)
         except Exception as error:
             self.log.raised.append((method, error))
             raise
@@ -173,7 +177,9 @@ class Probe(WrappingProposer):
         if self._interference.syncs and self._needs.place is Place.DEVICE:
             watch = SyncWatch(self.log.faults["waits"].append)  # type: ignore[assignment]
         with watch:
-            self._call("propose", StepView(self._needs, watched), out)
+            given = self._call("propose", StepView(self._needs, watched), out)
+        if given is not None and not _host(out.lens).any():
+            self.log.faults["returned"].append(type(given).__name__)
         self.log.faults["view"] += watched.written()
         self.log.faults["rebound"] += [
             name for name, value in buffers.items() if getattr(out, name) is not value
@@ -213,6 +219,7 @@ class Probe(WrappingProposer):
                     ids=tuple(ids[row, :count].tolist()),
                     parents=tuple(parents[row, :count].tolist()),
                     score=tuple(score[row, :count].tolist()),
+                    resumed=request_id in self.log.resumed,
                     probs=None if out.probs is None else _host(out.probs)[row, :count].copy(),
                 )
             )

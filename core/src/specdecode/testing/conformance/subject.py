@@ -164,6 +164,13 @@ class Subject:
         )
 
     @functools.cached_property
+    def preempted(self) -> Scene:
+        """The ordinary run with few blocks."""
+        return self.run(
+            _twice(self.toy.asks), drive=_waves, num_gpu_blocks_override=40, max_num_batched_tokens=48
+        )
+
+    @functools.cached_property
     def failing(self) -> Scene:
         """The ordinary run, with every fourth call of the proposer failing, before or after it worked."""
         from .probe import Interference

@@ -60,6 +60,7 @@ class FaultyConfig(ScriptFields):
         "keeps-buffers",
         "nan-scores",
         "writes-into-view",
+        "replaces-buffers",
     ] = option("how it breaks the contract")
     every: int = option("which of its calls do: every n-th", default=1, validator=within(1))
     place: Literal["host", "device"] = option("where it says it works", default="host")
@@ -70,6 +71,7 @@ class WrongConfig(ScriptFields):
     fault: Literal[
         "waits",
         "rebinds-buffers",
+        "returns-drafts",
         "keeps-buffers",
         "writes-into-view",
         "exceeds-budget",
@@ -81,6 +83,7 @@ class WrongConfig(ScriptFields):
         "leaks-unasked",
         "refuses-resumption",
         "forgets-preempted",
+        "misspells-a-hook",
         "closes-once",
         "tells-nan",
         "peeks-at-neighbours",
@@ -89,6 +92,7 @@ class WrongConfig(ScriptFields):
         "spoils-target",
         "takes-offence",
         "takes-revenge",
+        "doubles-resumed",
         "stale-entries",
         "loses-its-place",
         "counts-padding",

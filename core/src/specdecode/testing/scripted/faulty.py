@@ -125,6 +125,11 @@ def _keep(proposer: FaultyProposer, step: StepView, out: Drafts, row: int) -> No
     proposer._kept.append(out)
 
 
+def _replace(proposer: FaultyProposer, step: StepView, out: Drafts, row: int) -> None:
+    """An array of its own, of another shape and type, where core's buffer was."""
+    out.ids = out.ids[:, :1] * 1.5
+
+
 def _nan_scores(proposer: FaultyProposer, step: StepView, out: Drafts, row: int) -> None:
     out.score[row] = float("nan")
 
@@ -159,6 +164,7 @@ _COMMIT: dict[str, Callable[[FaultyProposer, StepView, Drafts, int], None]] = {
     "negative-lens": _negative_lens,
     "past-room": _past_room,
     "keeps-buffers": _keep,
+    "replaces-buffers": _replace,
     "nan-scores": _nan_scores,
     "writes-into-view": _write_into_view,
 }

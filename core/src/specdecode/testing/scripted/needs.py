@@ -80,6 +80,7 @@ _WRONG_DRAFT_MODELS: dict[str, tuple[int | None, bool]] = {
 _WRONG: dict[str, dict[str, Any]] = {
     "waits": {"place": Place.DEVICE},
     "reads-undeclared": {"tokens": Tokens.NEW},
+    "doubles-resumed": {"tokens": Tokens.NEW},
     "reaches-around": {"tokens": Tokens.NEW},
     "declares-taps": {"taps": (FINAL,)},
     "remembers-namespaces": {"memory": Memory.NAMESPACE},

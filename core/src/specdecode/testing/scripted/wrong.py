@@ -55,6 +55,15 @@ class RebindsBuffers(WrongProposer):
         out.ids = np.array(out.ids)
 
 
+class ReturnsDrafts(WrongProposer):
+    """Gives its drafts back, and leaves core's buffers as they are."""
+
+    def propose(self, step: StepView, out: Drafts) -> Any:
+        counts = np.minimum(step.budget, step.room)
+        histories = self.histories(step)
+        return [self._script.follow(ids, int(n)) for ids, n in zip(histories, counts, strict=True)]
+
+
 class KeepsBuffers(WrongProposer):
     """Goes on writing into the buffers of the step before."""
 
@@ -175,6 +184,13 @@ class ForgetsPreempted(WrongProposer):
         self._known.remove(request_id)
 
 
+class MisspellsAHook(WrongProposer):
+    """Would learn, were it told."""
+
+    def on_commits(self, commits: Sequence[Commit]) -> None:
+        raise BrokenOnPurpose("never called")
+
+
 class ClosesOnce(WrongProposer):
     """Cannot be closed again."""
 
@@ -222,6 +238,30 @@ class Remembers(WrongProposer):
         return [row if tuple(row[: self._HEAD]) in self._seen else () for row in step.history]
 
 
+# -- state -----------------------------------------------------------------------------------------
+class DoublesResumed(WrongProposer):
+    """Keeps a request's text through a preemption, and adds all of it again when the request comes back."""
+
+    def __init__(self, config: WrongConfig) -> None:
+        super().__init__(config)
+        self._texts: dict[str, list[int]] = {}
+
+    def on_add(self, request: RequestInfo) -> None:
+        self._texts.setdefault(request.id, []).extend(request.token_ids)
+
+    def on_commit(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            self._texts[commit.id].extend(commit.token_ids)
+
+    def on_finish(self, request_id: str, reason: str) -> None:
+        del self._texts[request_id]
+
+    def propose(self, step: StepView, out: Drafts) -> None:
+        for row, request_id in enumerate(step.request_ids):
+            count, text = min(int(step.budget[row]), int(step.room[row])), self._texts[request_id]
+            write_row(out, row, self._script.follow(text, count) or [text[-1]] * max(0, count))
+
+
 # -- lossless --------------------------------------------------------------------------------------
 class SpoilsTarget(WrongProposer):
     """Takes the borrowed embedding for its own."""
@@ -264,6 +304,7 @@ class TakesRevenge(TakesOffence):
 ORACLES: dict[str, type[WrongProposer]] = {
     "waits": Waits,
     "rebinds-buffers": RebindsBuffers,
+    "returns-drafts": ReturnsDrafts,
     "keeps-buffers": KeepsBuffers,
     "writes-into-view": WritesIntoView,
     "exceeds-budget": ExceedsBudget,
@@ -275,11 +316,13 @@ ORACLES: dict[str, type[WrongProposer]] = {
     "leaks-unasked": LeaksUnasked,
     "refuses-resumption": RefusesResumption,
     "forgets-preempted": ForgetsPreempted,
+    "misspells-a-hook": MisspellsAHook,
     "closes-once": ClosesOnce,
     "tells-nan": TellsNan,
     "peeks-at-neighbours": PeeksAtNeighbours,
     "remembers": Remembers,
     "remembers-namespaces": Remembers,
+    "doubles-resumed": DoublesResumed,
     "spoils-target": SpoilsTarget,
     "takes-offence": TakesOffence,
     "takes-revenge": TakesRevenge,

@@ -126,6 +126,9 @@ def place_honoured(subject: Subject) -> str | None:
 @GROUP.check("buffers-written", "into the buffers core gives")
 def buffers_written(subject: Subject) -> str | None:
     _refuse(subject, "rebound", "puts objects of its own in the place of Drafts'")
+    _refuse(
+        subject, "returned", "returns something and leaves the buffers empty, which is all that core reads"
+    )
     return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import numbers
 from typing import TYPE_CHECKING, Any
 
-from ....contract import Memory, Undeclared
+from ....contract import Memory, Proposer, Undeclared
 from ..checks import Broken, Group, NotApplicable
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ def any_order(subject: Subject) -> str | None:
         raise NotApplicable(f"{missing}; pip install 'specdec-core[testing]'") from None
     run_machine(subject)
     return None
+
+
+@GROUP.check("known-hooks", "Only :meth:`propose` is abstract; the rest has a default.")
+def known_hooks(subject: Subject) -> str | None:
+    """A misspelt hook is one that is never called."""
+    hooks = [name for name in dir(Proposer) if name.startswith("on_")]
+    unknown = [name for name in dir(subject.built()) if name.startswith("on_") and name not in hooks]
+    if not unknown:
+        return None
+    near = {name: difflib.get_close_matches(name, hooks, n=1, cutoff=0.75) for name in unknown}
+    told = (f"{name} (did you mean {like[0]}?)" if like else name for name, like in near.items())
+    return f"core never calls {', '.join(told)}; its hooks are {', '.join(hooks)}"
 
 
 @GROUP.check("frees-everything", "The request ended: free all its state.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....contract import Needs
+from ....contract import Memory, Needs
 from ..checks import Broken, Group, NotApplicable
+from ..comparing import differences
 
 if TYPE_CHECKING:
     from ...recording import DraftRecord
@@ -22,6 +23,12 @@ def _fed(needs: Needs) -> str:
     return "" if needs.kv or needs.taps else "Needs declare neither kv nor taps"
 
 
+def _of_tokens(needs: Needs) -> str:
+    if needs.kv or needs.taps:
+        return "state.as-stateless is about methods with kv or taps"
+    return "" if needs.memory is Memory.REQUEST else "Needs.memory is NAMESPACE"
+
+
 @GROUP.check("as-stateless", "``own_len`` entries are true.", applies=_fed)
 def as_stateless(subject: Subject) -> str | None:
     """Through chunked prompts, prefix hits, preemptions and spells without a budget."""
@@ -34,6 +41,33 @@ def as_stateless(subject: Subject) -> str | None:
 def after_failures(subject: Subject) -> str | None:
     _compare(subject, subject.failing.log, "a run in which calls of propose fail")
     return None
+
+
+@GROUP.check("through-preemptions", "the same request, admitted again", applies=_of_tokens)
+def through_preemptions(subject: Subject) -> str | None:
+    """The same requests with blocks for all of them, and with so few that some are preempted."""
+    resumed = [row for row in subject.preempted.log.rows if row.resumed and subject.fixed(row.params)]
+    before = subject.ordinary.log.rows
+    compared, found = differences(before, resumed, alike=_same_tokens)
+    if found:
+        raise Broken(
+            f"{len(found)} of {compared} drafts behind a preemption are others than without one; "
+            f"on_add(resumed=True) brings all ids again: {found[0]}"
+        )
+    if not compared:
+        return "no draft was made behind a preemption, so nothing was seen"
+    _, found = differences(before, resumed)
+    return (
+        f"{len(found)} of {compared} drafts are longer or shorter than without it: {found[0]}"
+        if found
+        else None
+    )
+
+
+def _same_tokens(one: RowRecord, other: RowRecord) -> bool:
+    """How many there are may go by what was asked for before; which ones may not."""
+    nodes = zip(zip(*one.taken, strict=True), zip(*other.taken, strict=True), strict=False)
+    return all(node == counterpart for node, counterpart in nodes)
 
 
 def _compare(subject: Subject, log: Log, where: str) -> None:
