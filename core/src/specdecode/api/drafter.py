@@ -108,9 +108,9 @@ def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rul
             f"{method} needs extra layers of the target, which no model family loads in this version"
         )
     for tap in needs.taps:
-        if isinstance(tap.boundary, int) and not 0 <= tap.boundary <= target.num_layers:
+        if tap.boundary != "final" and tap.boundary not in range(target.num_layers + 1):
             raise Unsupported(
-                f"{method} taps boundary {tap.boundary}; a target of {target.num_layers} layers has 0 to "
+                f"{method} taps boundary {tap.boundary!r}; a target of {target.num_layers} layers has 0 to "
                 f"{target.num_layers}"
             )
     for spec in needs.kv:

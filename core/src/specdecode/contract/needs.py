@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import numbers
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from typing import Any, Literal
 
 import attrs
@@ -59,21 +58,27 @@ class Memory(enum.Enum):
     NAMESPACE = "namespace"  #: across the requests of one namespace
 
 
-def _check_whole(field: str, value: Any, least: int | None = None) -> None:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{field} must be an integer{bound}, got {value!r}")
+def _of(kind: Any, least: int | None = None) -> Any:
+    """Validator: the value is a ``kind``, and ``least`` at least."""
+
+    def check(owner: Any, field: Any, value: Any) -> None:
+        if not isinstance(value, kind) or value is True or (least is not None and value < least):
+            bound = "" if least is None else f" of at least {least}"
+            raise ValueError(
+                f"{type(owner).__name__}.{field.name} must be of type {kind.__name__}{bound}, got {value!r}"
+            )
+
+    return check
 
 
-def _check_members(field: str, values: Any, kind: type) -> None:
-    """``values`` must be several of ``kind``: a single one without its comma is the usual slip."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(
-            f"{field} must be a tuple of {kind.__name__}, as in ({kind.__name__}(...),), got {values!r}"
-        )
-    if wrong := [value for value in values if not isinstance(value, kind)]:
-        raise ValueError(f"{field} must be a tuple of {kind.__name__}, got {wrong[0]!r} in it")
+def _each(kind: type) -> Any:
+    def check(owner: Any, field: Any, values: Any) -> None:
+        if not isinstance(values, Iterable) or any(not isinstance(value, kind) for value in values):
+            raise ValueError(
+                f"{type(owner).__name__}.{field.name} must be a tuple of {kind.__name__}, got {values!r}"
+            )
+
+    return check
 
 
 @attrs.frozen
@@ -85,10 +90,6 @@ class Tap:
     """
 
     boundary: int | Literal["final"]
-
-    def __attrs_post_init__(self) -> None:
-        if self.boundary != "final" and not isinstance(self.boundary, numbers.Integral):
-            raise ValueError(f"Tap.boundary must be 'final' or the number of a block, got {self.boundary!r}")
 
 
 FINAL = Tap("final")
@@ -103,58 +104,39 @@ class KVSpec:
     that a tree occupies while it is expanded.
     """
 
-    layers: int
-    heads: int
-    k_dim: int
-    v_dim: int
+    layers: int = attrs.field(validator=_of(int, 1))
+    heads: int = attrs.field(validator=_of(int, 1))
+    k_dim: int = attrs.field(validator=_of(int, 1))
+    v_dim: int = attrs.field(validator=_of(int, 1))
     dtype: str | None = None  #: None: the target's cache dtype
     window: int | None = None
-    first: int = 0
-    slots: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("layers", "heads", "k_dim", "v_dim"):
-            _check_whole(f"KVSpec.{name}", getattr(self, name), 1)
-        for name in ("first", "slots"):
-            _check_whole(f"KVSpec.{name}", getattr(self, name), 0)
-        if self.window is not None:
-            _check_whole("KVSpec.window", self.window, 1)
+    first: int = attrs.field(default=0, validator=_of(int, 0))
+    slots: int = attrs.field(default=0, validator=_of(int, 0))
 
 
 @attrs.frozen(kw_only=True)
 class Needs:
     """Everything core must provide for a proposer, and the bounds of what it returns."""
 
-    width: int  #: most draft tokens (tree nodes) a row a step
-    depth: int  #: most levels; a chain has ``depth == width``
-    shape: Shape = Shape.CHAIN
-    probs: Probs = Probs.NONE
-    tokens: Tokens = Tokens.NEW
-    place: Place = Place.HOST
-    taps: tuple[Tap, ...] = ()
-    modules: frozenset[str] = frozenset()
-    kv: tuple[KVSpec, ...] = ()
+    width: int = attrs.field(validator=_of(int))  #: most draft tokens (tree nodes) a row a step
+    depth: int = attrs.field(validator=_of(int))  #: most levels; a chain has ``depth == width``
+    shape: Shape = attrs.field(default=Shape.CHAIN, validator=_of(Shape))
+    probs: Probs = attrs.field(default=Probs.NONE, validator=_of(Probs))
+    tokens: Tokens = attrs.field(default=Tokens.NEW, validator=_of(Tokens))
+    place: Place = attrs.field(default=Place.HOST, validator=_of(Place))
+    taps: tuple[Tap, ...] = attrs.field(default=(), validator=_each(Tap))
+    modules: frozenset[str] = attrs.field(default=frozenset(), validator=_of(Set))
+    kv: tuple[KVSpec, ...] = attrs.field(default=(), validator=_each(KVSpec))
     graphs: bool = False  #: ``propose`` is static in shape and never synchronises
     scratch_bytes: int = 0  #: at the largest batch; reserved before the KV cache is sized
-    ranks: Ranks = Ranks.LEADER
-    memory: Memory = Memory.REQUEST
+    ranks: Ranks = attrs.field(default=Ranks.LEADER, validator=_of(Ranks))
+    memory: Memory = attrs.field(default=Memory.REQUEST, validator=_of(Memory))
     scores: bool = False  #: it fills ``Drafts.score``
     #: It can draft behind drafts of another: it reads them in the view, and keeps none (``StepView.drafted``)
     continues: bool = False
     children: tuple[Needs, ...] = ()  #: set by :meth:`union`
 
     def __attrs_post_init__(self) -> None:
-        _check_whole("Needs.width", self.width)
-        _check_whole("Needs.depth", self.depth)
-        _check_whole("Needs.scratch_bytes", self.scratch_bytes, 0)
-        for name, kind in _ENUMS.items():
-            if not isinstance(value := getattr(self, name), kind):
-                members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-                raise ValueError(f"Needs.{name} must be one of {members}, got {value!r}")
-        _check_members("Needs.taps", self.taps, Tap)
-        _check_members("Needs.kv", self.kv, KVSpec)
-        if isinstance(self.modules, str) or not isinstance(self.modules, Set):
-            raise ValueError(f"Needs.modules must be a frozenset of names, got {self.modules!r}")
         if self.width < 1 or not 1 <= self.depth <= self.width:
             raise ValueError(f"Needs wants 1 <= depth <= width, got depth={self.depth}, width={self.width}")
         if self.shape is Shape.CHAIN and self.depth != self.width and not self.children:
@@ -199,14 +181,3 @@ class Needs:
             continues=all(c.continues for c in children),
             children=children,
         )
-
-
-#: Field of Needs -> the enum whose member it must be.
-_ENUMS: Mapping[str, type[enum.Enum]] = {
-    "shape": Shape,
-    "probs": Probs,
-    "tokens": Tokens,
-    "place": Place,
-    "ranks": Ranks,
-    "memory": Memory,
-}
