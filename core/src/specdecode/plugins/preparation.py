@@ -269,12 +269,11 @@ class _Plan:
             draft=self.draft,
             probs=self.probs,
         )
-        proposer = self._guarded("build", lambda: self._provided.spec.build(self._config, context))
-        if not isinstance(proposer, Proposer):
-            raise PluginError(
-                f"{_who(self._provided)}: build must give a specdecode.contract.Proposer, "
-                f"got {type(proposer).__name__}"
-            )
+        proposer: Proposer | None = self._guarded(
+            "build", lambda: self._provided.spec.build(self._config, context)
+        )
+        if proposer is None:
+            raise PluginError(f"{_who(self._provided)}: build must return a Proposer, got None")
         if context.built != len(needs.children):
             raise PluginError(
                 f"{_who(self._provided)}: needs declares {len(needs.children)} children, "
