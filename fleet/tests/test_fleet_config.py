@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("ray", reason="no Ray")
 
 from specdec_fleet.app import resources_of
+from specdec_fleet.causes import cause_of
 from specdec_fleet.config import FleetArgs, FleetConfig
-from specdec_fleet.errors import cause_of
 from specdecode.api.args import EngineArgs
 from specdecode.contract import ConfigError
 from typer.testing import CliRunner

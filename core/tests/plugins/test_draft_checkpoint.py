@@ -68,7 +68,13 @@ def test_what_is_missing_is_named(tmp_path, folder):
     assert "must be a directory" in fault(folder / "draft.gguf")
 
 
-@pytest.mark.parametrize("name", ["acme/absent", "not a/valid/id", "/no/such/folder"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none/such"])
+def test_a_path_that_does_not_exist_is_no_hub_id(name):
+    message = fault(name, revision="main", field="speculative_config.model")
+    assert message == f"speculative_config.model {name!r} does not exist; give the directory that holds it"
+
+
+@pytest.mark.parametrize("name", ["acme/absent", "not a/valid/id"])
 def test_a_name_that_is_neither_a_folder_nor_cached(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     message = fault(name, revision="main", field="speculative_config.model")

@@ -15,7 +15,7 @@ from specdecode.cli import arguments
 from specdecode.cli.arguments import engine_options, parse_options, speculation_of
 from specdecode.contract import ConfigError, SpecdecodeError
 
-from .errors import cause_of
+from .causes import cause_of
 
 logger = logging.getLogger("specdecode.fleet")
 
