@@ -15,8 +15,6 @@ import contextlib
 import functools
 import itertools
 import json
-import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +22,7 @@ from pathlib import Path
 import torch
 import tune
 from attention import setting
-from specdec_kernels.gpu.compiling import compiling_only
+from precompile import compile_one
 
 #: Context, rows, tokens of a row.
 CASES = [(512, rows, per_row) for rows in (1, 8, 32) for per_row in (1, 4, 6)]
@@ -39,22 +37,12 @@ def dividing(division: tuple[int, int]) -> contextlib.AbstractContextManager[Non
     return setting(PROGRAMS_PER_SM=programs, TILES_IN_FLIGHT=tiles)
 
 
-def layers_of(shape: tune.Shape, context: int, device: str, count: int) -> tune.Layers:
-    tune.CONTEXT = context  # what its tables and rows are made for
-    return tune.Layers(shape, torch.bfloat16, device, count)
-
-
-def compile_one(task: tuple[tune.Shape, tuple[int, int, int], tuple[int, int]]) -> str:
+def compile_divided(task: tuple[tune.Shape, tuple[int, int, int], tuple[int, int]]) -> str:
     """In a process of its own: what went wrong, or nothing."""
-    shape, (context, rows, per_row), division = task
-    tune.without_a_card()
-    try:
-        with compiling_only(inspect=False), dividing(division):
-            layers = layers_of(shape, context, "meta", 1)
-            layers.run(layers.inputs(rows * per_row, per_row, 2 * context))
-    except Exception as error:
-        return f"{rows} x {per_row} by {division}: {error!r}"[:300]
-    return ""
+    shape, (tune.CONTEXT, rows, per_row), division = task
+    with dividing(division):
+        error = compile_one((shape, torch.bfloat16, rows, per_row, 2 * tune.CONTEXT))
+    return f"{division}: {error}" if error else ""
 
 
 def measured(layers: tune.Layers, case: tuple[int, int, int], left: Callable[[], float]) -> dict[str, float]:
@@ -90,18 +78,14 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     shape = tune.Shape.read(options.config)
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        tasks = [(shape, *task) for task in itertools.product(CASES, DIVISIONS)]
-        for error in pool.imap_unordered(compile_one, tasks, 1):
-            if error:
-                print("does not compile:", error, flush=True)
-    print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    tune.in_processes(compile_divided, list(itertools.product([shape], CASES, DIVISIONS)), "ways")
     found = {}
     for index, case in enumerate(CASES):
         share = (began + options.budget - time.perf_counter()) / (len(CASES) - index)
         stop = time.perf_counter() + share
         if not index or case[0] != CASES[index - 1][0]:
-            layers = layers_of(shape, case[0], "cuda", 6)
+            tune.CONTEXT = case[0]  # what tables and rows are made for
+            layers = tune.Layers(shape, torch.bfloat16, "cuda", 6)
         times = measured(layers, case, lambda: stop - time.perf_counter())  # noqa: B023  called at once
         found[" ".join(map(str, case))] = times
         base, count = next(iter(times.values())), len(layers.weights)

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -42,7 +40,7 @@ from specdecode.runner.seats import Seats, SeatShape
 from specdecode.runner.steady import SteadyStep
 from tables import Column, table
 from timing import captured, device_ms
-from tune import Shape
+from tune import Shape, in_processes
 
 SHAPE = Path(__file__).parent / "qwen3-30b-a3b-shape"
 #: Tokens a row of the measured steps.
@@ -242,11 +240,7 @@ def compile_ahead(options: argparse.Namespace) -> None:
         (n, t) for n in options.batches for t in TOKENS
     }
     tasks = [(shape, getattr(torch, options.dtype), *step, slots, config) for step in (*steps, (_PROMPTS, 1))]
-    began = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for error in filter(None, pool.imap_unordered(_compile, tasks, 1)):
-            print("does not compile:", error, flush=True)
-    print(f"{len(tasks)} sizes compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    in_processes(_compile, tasks, "sizes")
 
 
 def _compile(task: tuple[Any, ...]) -> str:

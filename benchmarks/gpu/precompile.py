@@ -9,14 +9,11 @@ included; kernels of sampling and verification are few, and are left to the firs
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
-import time
 from pathlib import Path
 
 import torch
 from specdec_kernels.projection import tiles
-from tune import HERE, Layers, Shape, without_a_card
+from tune import HERE, Layers, Shape, in_processes, without_a_card
 
 
 def compile_one(task: tuple[Shape, torch.dtype, int, int, int]) -> str:
@@ -46,13 +43,7 @@ def main() -> None:
     rows, per_row = ([int(part) for part in text.split(",")] for text in (arguments.rows, arguments.per_row))
     cases = [(count, tokens) for tokens in per_row for count in rows]
     cases += [(bound, 1) for bound in tiles.CLASSES[:-1]] + [(tiles.CLASSES[-2] + 1, 1)]
-    began = time.perf_counter()
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        tasks = [(shape, dtype, *case, arguments.max_slots) for case in cases]
-        for error in pool.imap_unordered(compile_one, tasks, 1):
-            if error:
-                print("does not compile:", error, flush=True)
-    print(f"{len(cases)} cases in {time.perf_counter() - began:.0f} s")
+    in_processes(compile_one, [(shape, dtype, *case, arguments.max_slots) for case in cases], "cases")
 
 
 if __name__ == "__main__":

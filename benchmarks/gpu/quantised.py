@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import tempfile
 import time
 from dataclasses import replace
@@ -34,7 +32,7 @@ from precompile import compile_one
 from sections import HARDWARE
 from specdecode.bench.report import environment_of
 from tables import Column, table
-from tune import Shape
+from tune import Shape, in_processes
 
 #: Seconds that an engine and its measurements take at the least.
 _LEAST = 22
@@ -82,18 +80,13 @@ def _arguments() -> argparse.Namespace:
 
 def _precompile(shape: Path, formats: list[str], batches: list[int]) -> None:
     """Compile the products of all formats in many processes, before CUDA starts, and not one by one."""
-    began = time.perf_counter()
     own = Shape.read(shape / "config.json")
     tasks = [
         (replace(own, label=FORMATS[name][0]), torch.bfloat16, tokens, 1, 1024)
         for name in formats
         for tokens in dict.fromkeys((*batches, 512, 8192))
     ]
-    with multiprocessing.get_context("fork").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:
-        for error in pool.imap_unordered(compile_one, tasks, 1):
-            if error:
-                print("does not compile:", error, flush=True)
-    print(f"compiled ahead in {time.perf_counter() - began:.0f} s", flush=True)
+    in_processes(compile_one, tasks, "sizes")
 
 
 def main() -> None:

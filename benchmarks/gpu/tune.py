@@ -22,7 +22,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -343,12 +343,16 @@ def compile_all(shapes: list[Shape], dtype: torch.dtype, bounds: list[int], how:
         for index in range(max(map(len, tried.values()))):
             changed = {name: found[index] for name, found in tried.items() if index < len(found)}
             tasks.append((shape, dtype, bound, {**base, **changed}))
+    in_processes(compile_ahead, tasks, "sets of tiles")
+
+
+def in_processes(compile_one: Callable[[Any], str], tasks: Sequence[Any], what: str) -> None:
+    """Compile all ``tasks`` before CUDA is started; ``compile_one`` gives what went wrong, or nothing."""
     began = time.perf_counter()
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for error in pool.imap_unordered(compile_ahead, tasks, 1):
-            if error:
-                print("does not compile:", error, flush=True)
-    print(f"compiled {len(tasks)} sets of tiles in {time.perf_counter() - began:.0f} s", flush=True)
+        for error in filter(None, pool.imap_unordered(compile_one, tasks, 1)):
+            print("does not compile:", error, flush=True)
+    print(f"{len(tasks)} {what} compiled in {time.perf_counter() - began:.0f} s", flush=True)
 
 
 class Timer:

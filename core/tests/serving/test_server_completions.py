@@ -146,7 +146,7 @@ def test_offsets_count_characters_that_take_several_tokens(client):
     assert offsets[:11] == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("keep", "told"), [(4, "two "), (1000, PROMPT), (-1, PROMPT)])
+@pytest.mark.parametrize(("keep", "told"), [(4, "two "), (len(PROMPT), PROMPT), (1000, PROMPT), (-1, PROMPT)])
 def test_echo_of_a_prompt_that_was_cut(client, keep, told):
     got = client.completions.create(
         model="tiny", prompt=PROMPT, echo=True, logprobs=0, max_tokens=1, temperature=0,

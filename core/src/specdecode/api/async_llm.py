@@ -155,12 +155,10 @@ class AsyncLLM:
         """
         if isinstance(prompt, TokenizedPrompt):
             return prompt
-        engine = self._engine
-        if isinstance(params, SamplingParams) and params.structure is not None:
-            # Compiling one may take seconds; the result is kept.
-            await self.at_the_door(lambda: engine.check_structure(params), long=True)
+        # Compiling a structure may take seconds.
+        structured = isinstance(params, SamplingParams) and params.structure is not None
         return await self.at_the_door(
-            lambda: engine.prepare(prompt, params, where=where), long=is_long(prompt)
+            lambda: self._engine.prepare(prompt, params, where=where), long=structured or is_long(prompt)
         )
 
     async def at_the_door(self, function: Callable[[], T], *, long: bool = False) -> T:

@@ -43,7 +43,10 @@ class LLM:
 
     def __init__(self, model: str, *, speculative_config: Any = None, **keywords: Any) -> None:
         args = EngineArgs.of({"model": model, "speculative_config": speculative_config, **keywords})
-        self._start(LLMEngine(args))
+        self.llm_engine = LLMEngine(args)
+        self._ids = count()
+        drafting = self.llm_engine.core.drafting
+        self._advisor = Advisor(adaptive=drafting is not None and drafting.policy.pacer is not None)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -52,15 +55,7 @@ class LLM:
         Raises:
             ConfigError: see :meth:`EngineArgs.of`.
         """
-        llm = cls.__new__(cls)
-        llm._start(LLMEngine.from_engine_args(engine_args))
-        return llm
-
-    def _start(self, engine: LLMEngine) -> None:
-        self.llm_engine = engine
-        self._ids = count()
-        drafting = engine.core.drafting
-        self._advisor = Advisor(adaptive=drafting is not None and drafting.policy.pacer is not None)
+        return cls(**vars(engine_args))
 
     if not TYPE_CHECKING:  # else every misspelt attribute would pass
 

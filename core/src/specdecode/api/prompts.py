@@ -24,6 +24,7 @@ class TokenizedPrompt:
     text: str | None
     cache_salt: str
     images: tuple[PromptImage, ...] = ()
+    cut: bool = False  #: ``token_ids`` are the end of what ``text`` is
 
 
 def tokenize(
@@ -91,15 +92,15 @@ def truncate(
     Raises:
         ConfigError: it has images, of which that would leave parts.
     """
-    if keep is None:
-        return prompt
     most = max_model_len - 1 if keep == -1 else keep
-    if prompt.images and len(prompt.token_ids) > most:
+    if most is None or len(prompt.token_ids) <= most:
+        return prompt
+    if prompt.images:
         raise ConfigError(
             f"truncate_prompt_tokens={keep} would cut {where}, whose images make it "
             f"{len(prompt.token_ids)} tokens: leave it out, or shorten the prompt"
         )
-    return attrs.evolve(prompt, token_ids=prompt.token_ids[-most:])
+    return attrs.evolve(prompt, token_ids=prompt.token_ids[-most:], cut=True)
 
 
 def _are_ids(prompt: Any) -> bool:

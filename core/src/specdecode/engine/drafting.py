@@ -19,7 +19,7 @@ from ..sampling.streams import Stream
 from ..verify.base import Rule
 from .control import DraftPolicy
 from .draws import sample_row
-from .feed import FedRow, Feed, make_drafts
+from .feed import FedRow, Feed, buffers_of, make_drafts, replaced
 from .guard import GuardedProposer
 from .metrics import EngineMetrics
 from .pacing import Verified
@@ -353,14 +353,13 @@ class Drafting:
 
 def _fill(proposer: Proposer, step: StepView, drafts: Drafts) -> None:
     """Have ``drafts`` filled in place: what reads them, on the device too, has the buffers core made."""
-    given = [(field.name, getattr(drafts, field.name)) for field in attrs.fields(Drafts)]
+    given = buffers_of(drafts)
     proposer.propose(step, drafts)
-    replaced = [name for name, buffer in given if getattr(drafts, name) is not buffer]
-    if replaced:
-        names = ", ".join(f"out.{name}" for name in replaced)
+    if foreign := replaced(drafts, given):
+        names = ", ".join(f"out.{name}" for name in foreign)
         raise TypeError(
             f"propose put objects of its own in the place of {names}: write into core's buffers, "
-            f"out.{replaced[0]}[...] = ..."
+            f"out.{foreign[0]}[...] = ..."
         )
 
 

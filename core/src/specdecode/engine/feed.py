@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -194,6 +194,16 @@ def make_drafts(needs: Needs, num_rows: int, vocab_size: int, device: torch.devi
         score=torch.zeros(shape, dtype=torch.float32, device=device),
         probs=None if probs is None else torch.zeros(probs, dtype=torch.float32, device=device),
     )
+
+
+def buffers_of(drafts: Drafts) -> dict[str, Any]:
+    """Name -> buffer."""
+    return {field.name: getattr(drafts, field.name) for field in attrs.fields(Drafts)}
+
+
+def replaced(drafts: Drafts, buffers: Mapping[str, Any]) -> list[str]:
+    """Names under which ``drafts`` no longer holds the ``buffers`` that it was given with."""
+    return [name for name, buffer in buffers.items() if getattr(drafts, name) is not buffer]
 
 
 def _int64(values: Iterable[int]) -> np.ndarray:

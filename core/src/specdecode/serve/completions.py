@@ -117,11 +117,8 @@ class Completion:
 
     def _echoed(self, prompt: TokenizedPrompt) -> str:
         """The text of the prompt that is served, which may be the end of the one that was sent."""
-        llm, keep = self._job.service.llm, self._body.truncate_prompt_tokens
-        most = llm.facts.max_model_len - 1 if keep == -1 else keep
-        cut = most is not None and len(prompt.token_ids) >= most
-        if prompt.text is None or cut:
-            return str(llm.get_tokenizer().decode(list(prompt.token_ids)))
+        if prompt.text is None or prompt.cut:
+            return str(self._job.service.llm.get_tokenizer().decode(list(prompt.token_ids)))
         return prompt.text
 
     async def _pieces(self) -> AsyncGenerator[dict[str, Any], None]:

@@ -24,6 +24,7 @@ from ...contract import (
     TargetUpdate,
     Tokens,
 )
+from ...engine.feed import buffers_of, replaced
 from ..scripted.wrapping import WrappingProposer
 from .syncs import SyncWatch
 from .watching import WatchedModules, WatchedSource
@@ -172,7 +173,7 @@ class Probe(WrappingProposer):
         if self._interference.poison:
             out.ids[:] = 1 + int(out.ids.shape[1])
             out.score[:] = 0.5
-        buffers = {field.name: getattr(out, field.name) for field in attrs.fields(Drafts)}
+        buffers = buffers_of(out)
         watch = nullcontext()
         if self._interference.syncs and self._needs.place is Place.DEVICE:
             watch = SyncWatch(self.log.faults["waits"].append)  # type: ignore[assignment]
@@ -181,9 +182,7 @@ class Probe(WrappingProposer):
         if given is not None and not _host(out.lens).any():
             self.log.faults["returned"].append(type(given).__name__)
         self.log.faults["view"] += watched.written()
-        self.log.faults["rebound"] += [
-            name for name, value in buffers.items() if getattr(out, name) is not value
-        ]
+        self.log.faults["rebound"] += replaced(out, buffers)
         self._record(source, out)
         self._handed_over = (out, _copies(out))
         if self._interference.fails_after(call):
