@@ -98,6 +98,7 @@ def test_what_takes_too_long_to_drain_is_cut_off(start):
         (["--drain-timeout", "-1"], "--drain-timeout must be seconds, at least 0, got -1"),
         (["--drain-timeout", "inf"], "--drain-timeout must be seconds, at least 0, got inf"),
         (["--host", "256.1.1.1"], "--host 256.1.1.1 --port 0 cannot be listened on"),
+        (["--host", "192.0.2.1"], "--host 192.0.2.1 --port 0 cannot be listened on: Cannot assign"),
     ],
 )
 def test_wrong_options_are_told_before_the_model_is_loaded(serving_model, options, says, monkeypatch):
@@ -120,6 +121,63 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(serving_model):
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", str(serving_model / "nothing"), "--port", str(port)])
     assert result.exit_code == 1 and f"--port {port} cannot be listened on: Address already" in result.output
+
+
+def test_a_server_that_loads_its_model_holds_its_port_and_refuses_clients(serving_model, monkeypatch):
+    import specdecode
+    from specdecode.cli.app import app
+    from specdecode.contract import ConfigError
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ["serve", str(serving_model), "--port", str(port)]
+    seen = []
+
+    def loading(*_, **__):
+        if not seen:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+            seen.append(CliRunner().invoke(app, command))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(specdecode, "AsyncLLM", loading)
+    assert "enough" in CliRunner().invoke(app, command).output
+    (second,) = seen
+    assert second.exit_code == 1 and f"--port {port} cannot be listened on: Address already" in second.output
+    socket.create_server(("127.0.0.1", port)).close()  # given back with the error
+
+
+def test_the_next_server_binds_while_connections_of_the_last_one_time_out():
+    from specdecode.serve.address import bound
+
+    with bound("127.0.0.1", 0) as address:
+        address.before_listening()
+        (listening,) = address.sockets
+        listening.listen()
+        with socket.create_connection(("127.0.0.1", address.port)) as client:
+            listening.accept()[0].close()
+            assert client.recv(1) == b""
+    with bound("127.0.0.1", address.port) as again:
+        assert again.port == address.port
+        again.sockets[0].listen()
+
+
+def test_the_addresses_of_a_name_have_one_port_and_those_of_ipv6_are_urls(monkeypatch):
+    from specdecode.serve.address import bound
+
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    stream = (socket.SOCK_STREAM, 0, "")
+    both = [(socket.AF_INET, *stream, ("127.0.0.1", 0)), (socket.AF_INET6, *stream, ("::1", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with bound("a name", 0) as address:
+        if len(address.sockets) == 1:
+            pytest.skip("no IPv6")
+        assert len({one.getsockname()[1] for one in address.sockets}) == 1
+        assert address.url == f"http://a name:{address.port}"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[1:])
+    with bound("::1", 0) as address:
+        assert address.url == f"http://[::1]:{address.port}"
 
 
 def test_what_is_not_installed_is_told(serving_model, monkeypatch):

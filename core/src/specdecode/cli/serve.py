@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,8 +79,8 @@ def serve(
     if not 0 <= drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout must be seconds, at least 0, got {drain_timeout:g}")
     _check_installed()
-    _check_address(host, port)
 
+    from specdecode.serve.address import bound
     from specdecode.serve.logs import log_to
 
     settings = _settings(
@@ -103,21 +100,22 @@ def serve(
     )
     log_to(format="json" if log_format == "json" else "text", level=log_level)
 
-    from specdecode import AsyncLLM
-    from specdecode.serve import warming
-    from specdecode.serve.run import run
+    with bound(host, port) as address:
+        from specdecode import AsyncLLM
+        from specdecode.serve import warming
+        from specdecode.serve.run import run
 
-    llm = AsyncLLM(model, speculative_config=speculation, **options)
-    try:
-        for adapter in settings.adapters:
-            llm.engine.add_lora(adapter)
-        if warm_up is None:
-            warm_up = llm.engine.target.device.startswith("cuda")
-        if warm_up:
-            asyncio.run(warming.warm_up(llm))
-        well = run(llm, settings, host=host, port=port, drain_timeout=drain_timeout)
-    finally:
-        llm.shutdown()
+        llm = AsyncLLM(model, speculative_config=speculation, **options)
+        try:
+            for adapter in settings.adapters:
+                llm.engine.add_lora(adapter)
+            if warm_up is None:
+                warm_up = llm.engine.target.device.startswith("cuda")
+            if warm_up:
+                asyncio.run(warming.warm_up(llm))
+            well = run(llm, settings, address, drain_timeout=drain_timeout)
+        finally:
+            llm.shutdown()
     if not well:
         raise typer.Exit(1)
 
@@ -166,30 +164,3 @@ def _check_installed() -> None:
 
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise ConfigError(f"serve wants {' and '.join(missing)}: pip install 'specdec-core[serve]'")
-
-
-def _check_address(host: str, port: int) -> None:
-    """Raise before the model is loaded where nothing could listen; as asyncio binds, which listens later."""
-    bound, fault = False, None
-    try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in found:
-            try:
-                with socket.socket(family, kind, protocol) as probe:
-                    if os.name == "posix":
-                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    if family == socket.AF_INET6:
-                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                    probe.bind(address)
-                    bound = True
-            except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                    raise
-                fault = error  # a name may have an address of a kind that this machine has not
-        if fault is not None and not bound:
-            raise fault
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be listened on: {error.strerror}; give an address of this "
-            "machine and a free port (--port 0: any)"
-        ) from None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 
 import uvicorn
 
 from ..api.async_llm import AsyncLLM
+from .address import Address
 from .app import make_app
 from .settings import ServerSettings
 
@@ -28,25 +30,32 @@ SWITCH_INTERVAL = 0.0005
 class Server(uvicorn.Server):
     """Also ends when the engine has stopped, so that whoever watches the process starts it again."""
 
-    def __init__(self, config: uvicorn.Config, llm: AsyncLLM) -> None:
+    def __init__(self, config: uvicorn.Config, llm: AsyncLLM, address: Address) -> None:
         super().__init__(config)
         self._llm = llm
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._address.before_listening()
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            raise self._address.refused(error) from None
+        logger.info("running on %s (Ctrl-C ends it)", self._address.url)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._llm.errored
 
 
-def run(llm: AsyncLLM, settings: ServerSettings, *, host: str, port: int, drain_timeout: float) -> bool:
+def run(llm: AsyncLLM, settings: ServerSettings, address: Address, *, drain_timeout: float) -> bool:
     """Serve until SIGTERM or SIGINT, then finish the open requests; False if the engine has stopped.
 
     Args:
-        port: 0 for any free one, which is logged.
+        address: where to listen from now on, which is logged.
         drain_timeout: seconds after which open requests are cut off; a second SIGINT does so at once.
     """
     config = uvicorn.Config(
         make_app(llm, settings),
-        host=host,
-        port=port,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -54,10 +63,10 @@ def run(llm: AsyncLLM, settings: ServerSettings, *, host: str, port: int, drain_
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(drain_timeout)),
     )
-    server = Server(config, llm)
+    server = Server(config, llm, address)
     sys.setswitchinterval(SWITCH_INTERVAL)
     with _ends_normally():
-        server.run()
+        server.run(address.sockets)
     if llm.errored:
         logger.critical("the engine has stopped, and the server with it")
     return server.started and not llm.errored
