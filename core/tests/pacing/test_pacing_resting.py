@@ -86,8 +86,8 @@ class Engine:
         step = []
         for row in rows:
             offered = min(width, self.drafted.get(row, 0))
-            tries = self.rng.random(offered) < row.rate
-            step.append((row, offered, int(tries.cumprod().sum())))
+            kept = int((self.rng.random(offered) < row.rate).cumprod().sum()) if offered else 0
+            step.append((row, offered, kept))
         self.drafted = {row: width for row in rows if fed and not row.behind}
         self.flying.append((len(rows), width, fed, took, step))
         self.give(step, took, fed)

@@ -9,6 +9,7 @@ from specdecode.cli.app import app
 from specdecode.plugins import PluginManager, Status
 from specdecode.plugins import manager as manager_module
 from specdecode.plugins.check import check_plugins
+from specdecode.plugins.discovery import discover
 from typer.testing import CliRunner
 
 
@@ -25,6 +26,12 @@ def run_json(*arguments, code=0):
     result = run(*arguments, "--json")
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
+
+
+def checking(*blocked):
+    """``plugins check`` of what a test wrote; the checkout's own plugins are checked in ``tests/wheels``."""
+    own = sorted({found.dist for found in discover() if found.dist.startswith("specdec-")})
+    return "plugins", "check", *(word for name in (*own, *blocked) for word in ("--no-plugin", name))
 
 
 def lines(result):
@@ -180,7 +187,7 @@ def test_errors_are_one_clean_message(good):
 
 
 def test_check_passes(good):
-    checked = run_json("plugins", "check", "--no-plugin", "specdec-ngram")
+    checked = run_json(*checking())
     assert checked["ok"] is True
     assert of_dist(checked["plugins"], "acme-good") == {
         "name": "good",
@@ -211,7 +218,7 @@ def test_check_finds_what_only_the_heavy_import_shows(site, fault):
     site.add_plugin("acme-x", methods=["x"])
     (site.path / "acme_x" / "proposer.py").write_text(code)
     assert of_dist(run_json("plugins", "list")["plugins"], "acme-x")["status"] == "ok"
-    checked = run_json("plugins", "check", "--no-plugin", "specdec-ngram", code=1)
+    checked = run_json(*checking(), code=1)
     assert checked["ok"] is False
     entry = of_dist(checked["plugins"], "acme-x")
     assert entry["status"] == "broken"
@@ -237,14 +244,14 @@ def test_check_skips_what_is_run_and_not_imported(site):
     site.add_plugin("acme-x", methods=["x"])
     for name in ("__main__", "conftest"):
         (site.path / "acme_x" / f"{name}.py").write_text("1 / 0")
-    assert run("plugins", "check", "--no-plugin", "specdec-ngram").exit_code == 0
+    assert run(*checking()).exit_code == 0
 
 
 def test_check_fails_on_recorded_faults_and_missing_modules(faulty):
-    assert run("plugins", "check", "--no-plugin", "specdec-ngram").exit_code == 1
-    assert run("plugins", "check", "--no-plugin", "specdec-ngram", "--no-plugin", "bad").exit_code == 0
+    assert run(*checking()).exit_code == 1
+    assert run(*checking("bad")).exit_code == 0
     faulty.add_plugin("acme-heavy", methods=["heavy"], imports=["acme_absent"])
-    checked = run_json("plugins", "check", "--no-plugin", "bad", code=1)
+    checked = run_json(*checking("bad"), code=1)
     entry = of_dist(checked["plugins"], "acme-heavy")
     assert (entry["status"], entry["detail"]) == (
         "unavailable",
@@ -255,7 +262,7 @@ def test_check_fails_on_recorded_faults_and_missing_modules(faulty):
 def test_check_imports_what_a_method_declares(site):
     site.add_plugin("acme-heavy", methods=["heavy"], imports=["acme_engine"])
     (site.path / "acme_engine.py").write_text("raise OSError('libacme.so: not found')")
-    result = run("plugins", "check", "--no-plugin", "specdec-ngram")
+    result = run(*checking())
     assert result.exit_code == 1
     assert "acme_engine: OSError: libacme.so: not found" in result.stdout
 
