@@ -11,6 +11,7 @@ import torch
 from .. import models
 from ..contract import EXTRA_LAYERS, CheckpointInfo, Needs, Shape, TargetInfo, Unsupported
 from ..distributed.proposers import check_ranks
+from ..kv.store import draft_layers
 from ..plugins import PluginManager, Prepared, prepare, read_checkpoint
 from ..verify import Rule, Synthetic, Typical, rule
 from .args import EngineArgs
@@ -114,9 +115,7 @@ def check_needs(needs: Needs, method: str, target: TargetInfo, verification: Rul
                 f"{target.num_layers}"
             )
     for spec in needs.kv:
-        dtype = None if spec.dtype is None else getattr(torch, spec.dtype, None)
-        if spec.dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise Unsupported(
-                f"{method} declares KVSpec.dtype {spec.dtype!r}, which is no floating-point dtype of torch; "
-                "say for example 'bfloat16', or None for the target's"
-            )
+        try:
+            draft_layers(spec, torch.float32)  # any dtype in the place of the target's
+        except Unsupported as error:
+            raise Unsupported(f"{method} declares layers that cannot be kept: {error}") from None

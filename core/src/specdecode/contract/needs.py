@@ -64,9 +64,8 @@ def _of(kind: Any, least: int | None = None) -> Any:
     def check(owner: Any, field: Any, value: Any) -> None:
         if not isinstance(value, kind) or value is True or (least is not None and value < least):
             bound = "" if least is None else f" of at least {least}"
-            raise ValueError(
-                f"{type(owner).__name__}.{field.name} must be of type {kind.__name__}{bound}, got {value!r}"
-            )
+            owned, wanted = f"{type(owner).__name__}.{field.name}", getattr(kind, "__name__", kind)
+            raise ValueError(f"{owned} must be of type {wanted}{bound}, got {value!r}")
 
     return check
 
@@ -108,7 +107,7 @@ class KVSpec:
     heads: int = attrs.field(validator=_of(int, 1))
     k_dim: int = attrs.field(validator=_of(int, 1))
     v_dim: int = attrs.field(validator=_of(int, 1))
-    dtype: str | None = None  #: None: the target's cache dtype
+    dtype: str | None = attrs.field(default=None, validator=_of(str | None))  #: None: the target's
     window: int | None = None
     first: int = attrs.field(default=0, validator=_of(int, 0))
     slots: int = attrs.field(default=0, validator=_of(int, 0))

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import torch
 
-from ..contract import KVSpec
+from ..contract import KVSpec, Unsupported
 
 LayerCache = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,8 +29,17 @@ class LayerShape:
 
 
 def draft_layers(spec: KVSpec, default: torch.dtype) -> list[LayerShape]:
-    """The layers a proposer declared."""
-    dtype = default if spec.dtype is None else getattr(torch, spec.dtype)
+    """The layers a proposer declared.
+
+    Raises:
+        Unsupported: they are of a dtype that torch has not, or that is no floating-point one.
+    """
+    dtype = default if spec.dtype is None else getattr(torch, spec.dtype, None)
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise Unsupported(
+            f"KVSpec.dtype {spec.dtype!r} is no floating-point dtype of torch; say for example 'bfloat16', "
+            "or None for the target's"
+        )
     return [LayerShape(spec.heads, spec.k_dim, spec.v_dim, dtype)] * spec.layers
 
 
