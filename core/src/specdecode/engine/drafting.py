@@ -199,7 +199,7 @@ class Drafting:
         rows = [row for row in rows if row.start < row.end]
 
         def propose(proposer: Proposer) -> None:
-            slots = self._runner.slots_of([row.request for row in rows]) if self.needs.kv else None
+            slots = self._runner.slots_of([row.plan for row in rows]) if self.needs.kv else None
             taps = dict(committed[-1].taps)
             drafts = make_drafts(self.needs, len(rows), self._vocab_size, self._runner.device)
             _fill(proposer, StepView(self.needs, self._feed_of(rows, slots, taps)), drafts)

@@ -16,14 +16,17 @@ from ..kv.pool import NULL_BLOCK
 class SlotMap:
     """Block tables of a step's rows, side by side: logical slots to physical ones.
 
-    Slots beyond a row's blocks are the null block's, up to ``reach`` at least: a drafter that works
-    on all rows alike gets there in rows that have no scratch slots.
+    It reaches as far as drafting may look in any row: the tokens there are, those this step may add, and
+    the scratch slots. Slots beyond a row's blocks are the null block's: a drafter that works on all rows
+    alike gets there in rows that have no scratch slots.
     """
 
     def __init__(
-        self, tables: Sequence[Sequence[int]], block_size: int, device: torch.device, reach: int = 0
+        self, rows: Sequence[RowPlan], block_size: int, device: torch.device, scratch: int = 0
     ) -> None:
         self.block_size = block_size
+        reach = max((len(row.request.token_ids) + len(row.drafts) for row in rows), default=0) + 1 + scratch
+        tables = [row.request.table.blocks for row in rows]
         columns = max([-(-reach // block_size), *map(len, tables)]) + 1
         self.host = np.full((len(tables), columns), NULL_BLOCK, np.int64)
         for row, blocks in enumerate(tables):
@@ -98,9 +101,7 @@ def stage(
         if row.samples:
             logit_tokens.extend(range(end - 1, first + row.num_tokens))
 
-    # the tokens there are, those this step may add, and the scratch slots
-    reach = max((len(row.request.token_ids) + len(row.drafts) for row in rows), default=0) + 1 + scratch
-    slot_map = SlotMap([row.request.table.blocks for row in rows], block_size, device, reach)
+    slot_map = SlotMap(rows, block_size, device, scratch)
     row_of = torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device)
     floors = torch.tensor([row.request.target_floor for row in rows], device=device)
 

@@ -10,8 +10,7 @@ import torch
 from specdec_kernels.attention import AttentionMetadata
 
 from ..contract import FINAL, Needs, Tap
-from ..engine.plan import StepPlan
-from ..engine.request import Request
+from ..engine.plan import RowPlan, StepPlan
 from ..kv.pool import BlockPool
 from ..kv.store import KVStore
 from ..layers import GivenEmbeddings
@@ -81,10 +80,9 @@ class ModelRunner:
         logits = self.model.compute_logits(hidden[batch.logit_tokens])
         return TargetOutput(batch, logits, hidden, taps)
 
-    def slots_of(self, requests: Sequence[Request]) -> SlotMap:
-        """Of those whose tokens are all committed; it reaches as far as drafting may look."""
-        reach = max(len(request.token_ids) for request in requests) + 1 + self._scratch
-        return SlotMap([request.table.blocks for request in requests], self.block_size, self.device, reach)
+    def slots_of(self, rows: Sequence[RowPlan]) -> SlotMap:
+        """The slots of ``rows``, as :meth:`forward` lays them out."""
+        return SlotMap(rows, self.block_size, self.device, self._scratch)
 
     def target(
         self,
