@@ -21,6 +21,7 @@ HARMLESS = ("negative-lens", "past-room", "keeps-buffers", "nan-scores", "writes
 RAISES = (
     "raises",
     "raises-half-way",
+    "exits",
     "raises-in-on-add",
     "raises-in-on-commit",
     "raises-in-on-preempt",

@@ -330,11 +330,17 @@ def test_recipes_and_commands_survive_a_plugin_that_raises(good, caplog):
         + "def specdecode_recipes():\n    yield 'first'\n    raise OSError('recipes')\n"
         + "@hookimpl\ndef specdecode_cli(subcommands):\n    raise OSError('commands')\n"
     )
+    exiting = (
+        HOOK
+        + "def specdecode_recipes():\n    raise SystemExit\n"
+        + "@hookimpl\ndef specdecode_cli(subcommands):\n    raise SystemExit(2)\n"
+    )
     adding = HOOK + "def specdecode_cli(subcommands):\n    subcommands.append('acme')\n"
     add_module(good, raising, "acme-a", "a")
     add_module(good, recipe, "acme-b", "b")
     add_module(good, adding, "acme-c", "c")
-    only = {"allow": ["acme-a", "acme-b", "acme-c"]}  # whatever else is installed here
+    add_module(good, exiting, "acme-d", "d")
+    only = {"allow": ["acme-a", "acme-b", "acme-c", "acme-d"]}  # whatever else is installed here
     manager = PluginManager(**only)
     recipes, commands = manager.recipes(), []
     manager.add_commands(commands)
@@ -342,7 +348,9 @@ def test_recipes_and_commands_survive_a_plugin_that_raises(good, caplog):
     assert commands == ["acme"]
     assert [record.message for record in caplog.records] == [
         "plugin a (acme-a 1.0): OSError: recipes",
+        "plugin d (acme-d 1.0): SystemExit: ",
         "plugin a (acme-a 1.0): OSError: commands",
+        "plugin d (acme-d 1.0): SystemExit: 2",
     ]
     with pytest.raises(OSError, match="commands"):
         PluginManager(strict=True, **only).add_commands([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import attrs
 import numpy as np
@@ -86,6 +87,8 @@ class Plugin:
         spec("no_needs", needs=lambda config, ctx: None),
         spec("raising", needs=lambda config, ctx: 1 / 0),
         spec("unbuildable", build=lambda config, ctx: __import__("acme_absent")),
+        spec("exiting", needs=lambda config, ctx: sys.exit(3)),
+        spec("exiting_late", build=lambda config, ctx: sys.exit("no driver")),
         spec("built_nothing", build=lambda config, ctx: None),
         spec("heavy", imports=("acme_absent.core",)),
     )
@@ -321,12 +324,26 @@ def test_children_that_differ_from_the_declared_ones(manager, target, method, me
         ("no_needs", "needs must give a Needs, got NoneType"),
         ("built_nothing", "build must return a Proposer, got None"),
         ("raising", "needs raised ZeroDivisionError: division by zero"),
+        ("exiting", "needs raised SystemExit: 3"),
+        ("exiting_late", "build raised SystemExit: no driver"),
         ("unbuildable", "build raised ModuleNotFoundError: No module named 'acme_absent'"),
     ],
 )
 def test_a_plugin_that_breaks_the_contract(manager, target, method, message):
     with pytest.raises(PluginError, match=f"method '{method}' of in-process: {message}"):
         prepare(manager, {"method": method, "num_speculative_tokens": 2}, target).build(1)
+
+
+def test_a_method_that_exits_while_it_loads(manager, target):
+    prepared = prepare(manager, {"method": "chain", "num_speculative_tokens": 2}, target)
+    with (
+        pytest.raises(PluginError, match="method 'chain' of in-process: load raised SystemExit: 1"),
+        prepared.outlived("load"),
+    ):
+        sys.exit(1)
+    for passed_on in (KeyboardInterrupt, MemoryError):
+        with pytest.raises(passed_on), prepared.outlived("load"):
+            raise passed_on
 
 
 def test_the_targets_own_checkpoint_is_read_once_when_it_is_asked_for(target, head):

@@ -179,7 +179,8 @@ def _load(
     with stage("preparing the first step", target.device, remedy=remedy, plan=memory):
         captured = captures(args, runner, needs)
         if prepared is not None and proposer is not None:
-            _bind(proposer, args, runner, info, group, captured)
+            with prepared.outlived("bind or warm"):
+                _bind(proposer, args, runner, info, group, captured)
             prepared = prepared.narrowed(proposer.most)
         core = _core(
             args,
@@ -341,7 +342,8 @@ def _load_proposer(prepared: Prepared | None, args: EngineArgs, handle: LoadedTa
     proposer = prepared.build(args.max_num_seqs)
     if handle.group.size > 1 and prepared.needs.ranks is DraftRanks.LEADER:
         proposer = LeaderProposer(proposer, prepared.needs, handle.group)
-    proposer.load(handle)
+    with prepared.outlived("load"):
+        proposer.load(handle)
     return proposer
 
 

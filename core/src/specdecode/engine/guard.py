@@ -10,6 +10,9 @@ from ..contract import Commit, Proposer, RequestInfo, TargetUpdate
 
 logger = logging.getLogger(__name__)
 
+#: What is the proposer's failure, its ``sys.exit()`` too. Ctrl-C is the user's, and goes through.
+_FAILURES = (Exception, SystemExit)
+
 #: Method -> what its failure costs; of the others, drafts that fit less.
 _COSTS = {"propose": "this step has no drafts"}
 _OTHERS = "no output changes, but its later drafts may fit less"
@@ -60,7 +63,7 @@ class GuardedProposer:
     def metrics(self) -> dict[str, float]:
         try:
             return {f"{self.name}.{key}": float(value) for key, value in self.proposer.metrics().items()}
-        except Exception:
+        except _FAILURES:
             if self._strict:
                 raise
             return {}
@@ -74,7 +77,7 @@ class GuardedProposer:
     def _guarded(self, method: str, function: Callable[..., Any], *args: Any) -> bool:
         try:
             function(*args)
-        except Exception:
+        except _FAILURES:
             if self._strict:
                 raise
             self._failed(method)

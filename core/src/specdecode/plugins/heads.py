@@ -12,6 +12,8 @@ from typing import Any
 
 import importlib_metadata
 
+from .errors import FAULTS
+
 _log = logging.getLogger(__name__)
 
 HEADS_GROUP = "specdecode.heads"
@@ -27,6 +29,6 @@ def published_heads(fingerprint: str) -> list[dict[str, Any]]:
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         try:
             found += [dict(config) for config in point.load()(fingerprint)]
-        except Exception as error:
+        except FAULTS as error:
             _log.error("heads of %s (%s): %s: %s", point.name, point.value, type(error).__name__, error)
     return found

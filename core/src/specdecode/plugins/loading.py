@@ -17,7 +17,7 @@ from specdecode.contract import API, ProposerSpec
 
 from . import hookspecs
 from .discovery import Candidate, refusal
-from .errors import PluginError
+from .errors import FAULTS, PluginError
 from .markers import GROUP, PREFIX
 from .records import Provided, Status
 
@@ -121,7 +121,7 @@ def _guarded(action: Callable[[], Any], target: str) -> Any:
         return action()
     except PluginError:
         raise
-    except (Exception, SystemExit) as error:
+    except FAULTS as error:
         raise PluginError(f"{type(error).__name__} in {target}: {error}") from error
 
 

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from specdecode.contract import CheckpointInfo, ConfigError
 
 from .discovery import Candidate, core_version, discover
-from .errors import PluginError
+from .errors import FAULTS, PluginError
 from .loading import Family, add_plugin, load_candidate, missing_imports, new_registry
 from .records import MethodRecord, PluginRecord, Provided, Status
 from .resolution import recognize, resolve
@@ -215,7 +215,7 @@ class PluginManager:
         for family, result in self._call(hook):
             try:
                 offered += result
-            except Exception as error:
+            except FAULTS as error:
                 self._report(family, error)
         return offered
 
@@ -263,10 +263,10 @@ class PluginManager:
             try:
                 for result in caller(**arguments):
                     yield family, result
-            except Exception as error:
+            except FAULTS as error:
                 self._report(family, error)
 
-    def _report(self, family: Family, error: Exception) -> None:
+    def _report(self, family: Family, error: BaseException) -> None:
         if self._strict:
             error.add_note(f"in the plugin {family.candidate.label}")
             raise error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,7 +25,7 @@ from specdecode.contract import (
 
 from .checkpoint import read_checkpoint
 from .discovery import missing_requirements
-from .errors import PluginError
+from .errors import FAULTS, PluginError
 from .loading import missing_imports
 from .manager import PluginManager
 from .records import Provided
@@ -62,6 +63,18 @@ class Prepared:
             PluginError: the method broke the contract; its exception is the cause.
         """
         return self._plan.build(self.needs, max_num_seqs)
+
+    @contextlib.contextmanager
+    def outlived(self, part: str) -> Iterator[None]:
+        """Within ``part`` of the proposer; what it raises is passed on, for its kind tells a remedy.
+
+        Raises:
+            PluginError: it called ``sys.exit()``.
+        """
+        try:
+            yield
+        except SystemExit as error:
+            raise PluginError(f"{_who(self.provided)}: {part} raised SystemExit: {error}") from error
 
     def narrowed(self, most: int | None) -> Prepared:
         """The same, with at most ``most`` drafts a row (``Proposer.most``).
@@ -360,7 +373,7 @@ def _guarded(part: str, provided: Provided, action: Callable[[], Any]) -> Any:
         raise Unsupported(f"{_who(provided)}: {error}") from error
     except SpecdecodeError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise PluginError(f"{_who(provided)}: {part} raised {type(error).__name__}: {error}") from error
 
 

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from .errors import FAULTS
+
 #: Parts of a package that are run, not imported.
 _SKIPPED = frozenset({"__main__", "conftest", "tests"})
 
@@ -43,7 +45,7 @@ def _import(module: str, results: TextIO) -> bool:
     _tell(results, {"module": module})
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+    except FAULTS as error:
         _tell(results, {"module": module, "ok": False, "detail": f"{type(error).__name__}: {error}"})
         return False
     _tell(results, {"module": module, "ok": True})

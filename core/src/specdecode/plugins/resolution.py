@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from specdecode.contract import CheckpointInfo, ConfigError, Match
 
-from .errors import PluginError
+from .errors import FAULTS, PluginError
 from .hints import known_methods
 from .records import PluginRecord, Provided, Status
 
@@ -105,7 +105,7 @@ def recognize(checkpoint: CheckpointInfo, provided: Sequence[Provided], *, stric
             match = candidate.spec.recognize(checkpoint)
             if match is not None and not isinstance(match, Match):
                 raise PluginError(f"recognize must give a Match or None, got {type(match).__name__}")
-        except Exception as error:
+        except FAULTS as error:
             if strict:
                 raise
             failed.append(f"{candidate.spec.name} ({candidate.provider}): {type(error).__name__}: {error}")

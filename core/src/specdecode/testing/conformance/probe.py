@@ -82,7 +82,9 @@ class Log:
     rows: list[RowRecord] = attrs.field(factory=list)
     calls: int = 0  #: of ``propose``
     preemptions: int = 0
-    raised: list[tuple[str, Exception]] = attrs.field(factory=list)  #: method, and what it raised of itself
+    raised: list[tuple[str, BaseException]] = attrs.field(
+        factory=list
+    )  #: method, and what it raised of itself
     prompt_lens: dict[str, int] = attrs.field(factory=dict)
     resumed: set[str] = attrs.field(factory=set)  #: requests that came back from a preemption
     learns: bool = False  #: whether the proposer has an ``on_commit`` of its own
@@ -156,7 +158,7 @@ class Probe(WrappingProposer):
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self.inner, method)(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.log.raised.append((method, error))
             raise
         finally:

@@ -41,6 +41,7 @@ class FaultyConfig(ScriptFields):
     fault: Literal[
         "raises",
         "raises-half-way",
+        "exits",
         "raises-in-on-add",
         "raises-in-on-commit",
         "raises-in-on-preempt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -52,6 +53,8 @@ class FaultyProposer(Proposer):
         fault = self._config.fault if self._calls % self._config.every == 0 else None
         if fault == "raises":
             raise BrokenOnPurpose("raised before drafting")
+        if fault == "exits":
+            sys.exit("exited before drafting")
         for row in range(len(step.request_ids)):
             count = min(int(step.budget[row]), int(step.room[row]))
             drafted = self._script.follow(history_of(step, row), count)
