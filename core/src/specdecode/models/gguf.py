@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from specdecode.contract import ConfigError
 
@@ -53,13 +56,14 @@ def convert_gguf(file: Path) -> Path:
         if gguf_source(target) is None:
             (target / _SOURCE).write_text(str(file), encoding="utf-8")
         return target
-    _check(file)
+    reader = _checked(file)
     logger.warning("converting %s for its first use, which may take a minute; kept in %s", file.name, target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as scratch:
             converted = Path(scratch) / "checkpoint"
-            _convert(file, converted)
+            with _read_once(reader):
+                _convert(file, converted)
             (converted / _SOURCE).write_text(str(file), encoding="utf-8")
             try:
                 converted.rename(target)
@@ -74,8 +78,8 @@ def convert_gguf(file: Path) -> Path:
     return target
 
 
-def _check(file: Path) -> None:
-    """Read all headers: a truncated file is found before transformers trips over it."""
+def _checked(file: Path) -> Any:
+    """The file's reader, all headers read: a truncated file is found before transformers trips over it."""
     try:
         import accelerate  # noqa: F401 (transformers needs it to load GGUF)
         from gguf import GGUFReader
@@ -84,11 +88,26 @@ def _check(file: Path) -> None:
             f"reading {file.name} needs the packages gguf and accelerate: pip install 'specdec-core[gguf]'"
         ) from error
     try:
-        GGUFReader(file)
+        return GGUFReader(file)
     except Exception as error:  # numpy's and the reader's own, depending on where the file ends
         raise ConfigError(
             f"GGUF file {file} ({file.stat().st_size} bytes) is truncated or damaged: {error}; fetch it again"
         ) from error
+
+
+@contextlib.contextmanager
+def _read_once(reader: Any) -> Iterator[None]:
+    """transformers reads the headers anew for the config, the tokenizer and the weights; the vocabulary alone
+    takes seconds each time. Here it is given those that were read before.
+    """
+    import gguf
+
+    package: Any = gguf
+    reads, package.GGUFReader = package.GGUFReader, lambda *_: reader
+    try:
+        yield
+    finally:
+        package.GGUFReader = reads
 
 
 def _convert(file: Path, target: Path) -> None:
