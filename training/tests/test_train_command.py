@@ -99,3 +99,13 @@ def test_faults_of_a_verdict(changes, faults):
     found = verdict(**changes).faults
     assert len(found) == len(faults)
     assert all(word in fault for word, fault in zip(faults, found, strict=True))
+
+
+def test_what_is_no_recipe_is_told(monkeypatch, caplog):
+    from specdecode.plugins import PluginManager
+
+    given = [type(recipes()["draft_model"]), "eagle"]  # the class, and its name
+    monkeypatch.setattr(PluginManager, "recipes", lambda self: given)
+    assert recipes() == {}
+    assert [record.args[0] for record in caplog.records] == given
+    assert "must yield instances of specdec_train.recipe.Recipe, got 'eagle'" in caplog.text

@@ -333,6 +333,7 @@ def test_recipes_and_commands_survive_a_plugin_that_raises(good, caplog):
     exiting = (
         HOOK
         + "def specdecode_recipes():\n    raise SystemExit\n"
+        + "@hookimpl\ndef specdecode_executors():\n    return 'mine'\n"
         + "@hookimpl\ndef specdecode_cli(subcommands):\n    raise SystemExit(2)\n"
     )
     adding = HOOK + "def specdecode_cli(subcommands):\n    subcommands.append('acme')\n"
@@ -352,5 +353,9 @@ def test_recipes_and_commands_survive_a_plugin_that_raises(good, caplog):
         "plugin a (acme-a 1.0): OSError: commands",
         "plugin d (acme-d 1.0): SystemExit: 2",
     ]
+    caplog.clear()
+    assert not manager.executors()
+    (record,) = caplog.records
+    assert "specdecode_executors must yield what it offers, got str" in record.message
     with pytest.raises(OSError, match="commands"):
         PluginManager(strict=True, **only).add_commands([])

@@ -8,6 +8,7 @@ import sys
 import attrs
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from specdecode.config import SpeculativeConfig
 from specdecode.contract import (
@@ -61,6 +62,25 @@ def pair_build(config, ctx):
     return Scripted(config, ctx, [ctx.build("chain", config.first), ctx.build("chain", config.second)])
 
 
+class Half:
+    """Some of a proposer's methods."""
+
+    load = bind = on_add = on_commit = on_preempt = on_finish = on_target_updated = propose = close = len
+
+
+class Whole(Half):
+    """All of them, without being a Proposer."""
+
+    most = None
+    warm = metrics = len
+
+
+ALL_OF_IT = (
+    "most, load, bind, warm, on_add, on_commit, on_preempt, on_finish, on_target_updated, propose, "
+    "metrics, close"
+)
+
+
 def head_needs(config, ctx):
     if ctx.draft.config["hidden_size"] != ctx.target.hidden_size:
         raise Unsupported("hidden sizes differ: choose a head of this target")
@@ -90,6 +110,11 @@ class Plugin:
         spec("exiting", needs=lambda config, ctx: sys.exit(3)),
         spec("exiting_late", build=lambda config, ctx: sys.exit("no driver")),
         spec("built_nothing", build=lambda config, ctx: None),
+        spec("built_text", build=lambda config, ctx: "proposer"),
+        spec("built_module", build=lambda config, ctx: torch.nn.Linear(1, 1)),
+        spec("built_half", build=lambda config, ctx: Half()),
+        spec("built_class", build=lambda config, ctx: Scripted),
+        spec("built_whole", build=lambda config, ctx: Whole()),
         spec("heavy", imports=("acme_absent.core",)),
     )
 
@@ -322,7 +347,11 @@ def test_children_that_differ_from_the_declared_ones(manager, target, method, me
     ("method", "message"),
     [
         ("no_needs", "needs must give a Needs, got NoneType"),
-        ("built_nothing", "build must return a Proposer, got None"),
+        ("built_nothing", f"build must return a Proposer, got None, which has no {ALL_OF_IT}: subclass"),
+        ("built_text", f"build must return a Proposer, got 'proposer', which has no {ALL_OF_IT}: subclass"),
+        ("built_module", f"build must return a Proposer, got Linear, which has no {ALL_OF_IT}: subclass"),
+        ("built_half", "build must return a Proposer, got Half, which has no most, warm, metrics: subclass"),
+        ("built_class", "build must return a Proposer, got the class Scripted: return an instance of it"),
         ("raising", "needs raised ZeroDivisionError: division by zero"),
         ("exiting", "needs raised SystemExit: 3"),
         ("exiting_late", "build raised SystemExit: no driver"),
@@ -332,6 +361,11 @@ def test_children_that_differ_from_the_declared_ones(manager, target, method, me
 def test_a_plugin_that_breaks_the_contract(manager, target, method, message):
     with pytest.raises(PluginError, match=f"method '{method}' of in-process: {message}"):
         prepare(manager, {"method": method, "num_speculative_tokens": 2}, target).build(1)
+
+
+def test_what_has_all_that_a_proposer_has_is_one(manager, target):
+    prepared = prepare(manager, {"method": "built_whole", "num_speculative_tokens": 2}, target)
+    assert isinstance(prepared.build(1), Whole)
 
 
 def test_a_method_that_exits_while_it_loads(manager, target):

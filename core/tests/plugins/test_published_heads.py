@@ -21,9 +21,11 @@ def test_each_distribution_is_asked_by_the_targets_fingerprint(tmp_path, monkeyp
     carry(tmp_path, "carries_two", "return [{'model': 'x'}, {'model': 'y'}] if fingerprint == 'abc' else []")
     carry(tmp_path, "carries_broken", "raise OSError('disk')")
     carry(tmp_path, "carries_end", "raise SystemExit('over')")
+    carry(tmp_path, "carries_text", "return {'model': 'x'}")
     carry(tmp_path, "carries_one", "return [{'model': fingerprint}]")
     with caplog.at_level(logging.ERROR):
         assert published_heads("abc") == [{"model": "abc"}, {"model": "x"}, {"model": "y"}]
         assert published_heads("else") == [{"model": "else"}]
     assert "heads of carries_broken (carries_broken:heads): OSError: disk" in caplog.text
+    assert "must give a list of speculative_config mappings, got {'model': 'x'}" in caplog.text
     assert "heads of carries_end (carries_end:heads): SystemExit: over" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ from typer.core import TyperGroup
 
 from .options import DataOptions, LoopOptions, PublishOptions
 from .recipe import Recipe
+
+_log = logging.getLogger(__name__)
 
 _SHARED = {"Data": DataOptions, "Training": LoopOptions, "Publishing": PublishOptions}
 
@@ -59,7 +62,15 @@ def recipes() -> dict[str, Recipe]:
     """The recipes of the installed plugins, by method."""
     from specdecode.plugins import default_manager
 
-    return {recipe.name: recipe for recipe in default_manager().recipes() if isinstance(recipe, Recipe)}
+    found: dict[str, Recipe] = {}
+    for recipe in default_manager().recipes():
+        if isinstance(recipe, Recipe):
+            found[recipe.name] = recipe
+        else:
+            _log.error(
+                "specdecode_recipes must yield instances of specdec_train.recipe.Recipe, got %r", recipe
+            )
+    return found
 
 
 def _command(recipe: Recipe) -> Any:

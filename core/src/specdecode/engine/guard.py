@@ -66,6 +66,9 @@ class GuardedProposer:
         except _FAILURES:
             if self._strict:
                 raise
+            if "metrics" not in self._failing:  # it drafts all the same: told, and not counted
+                self._failing.add("metrics")
+                logger.exception("proposer %s failed in metrics; it has none", self.name)
             return {}
 
     def close(self) -> None:

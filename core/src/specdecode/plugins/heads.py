@@ -8,11 +8,12 @@ checkpoint that was trained for that target; its own keys say which method reads
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import importlib_metadata
 
-from .errors import FAULTS
+from .errors import FAULTS, PluginError
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,11 @@ def published_heads(fingerprint: str) -> list[dict[str, Any]]:
     points = importlib_metadata.entry_points(group=HEADS_GROUP)
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         try:
-            found += [dict(config) for config in point.load()(fingerprint)]
+            given = point.load()(fingerprint)
+            offered = list(given) if isinstance(given, Iterable) else [given]
+            if not all(isinstance(config, Mapping) for config in offered):
+                raise PluginError(f"must give a list of speculative_config mappings, got {given!r}")
+            found += [dict(config) for config in offered]
         except FAULTS as error:
             _log.error("heads of %s (%s): %s: %s", point.name, point.value, type(error).__name__, error)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -214,6 +214,8 @@ class PluginManager:
         offered: list[Any] = []
         for family, result in self._call(hook):
             try:
+                if not isinstance(result, Iterable) or isinstance(result, str | Mapping):
+                    raise PluginError(f"{hook} must yield what it offers, got {type(result).__name__}")
                 offered += result
             except FAULTS as error:
                 self._report(family, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -31,6 +32,9 @@ from .manager import PluginManager
 from .records import Provided
 
 T = TypeVar("T")
+
+#: What core asks a proposer for.
+_MEMBERS = tuple(name for name in vars(Proposer) if not name.startswith("_"))
 
 #: What messages call the user's mapping.
 ROOT = "speculative_config"
@@ -282,11 +286,10 @@ class _Plan:
             draft=self.draft,
             probs=self.probs,
         )
-        proposer: Proposer | None = self._guarded(
-            "build", lambda: self._provided.spec.build(self._config, context)
-        )
-        if proposer is None:
-            raise PluginError(f"{_who(self._provided)}: build must return a Proposer, got None")
+        built = self._guarded("build", lambda: self._provided.spec.build(self._config, context))
+        if fault := self._guarded("what build returned", lambda: _no_proposer(built)):
+            raise PluginError(f"{_who(self._provided)}: build must return a Proposer, got {fault}")
+        proposer: Proposer = built
         if context.built != len(needs.children):
             raise PluginError(
                 f"{_who(self._provided)}: needs declares {len(needs.children)} children, "
@@ -352,6 +355,20 @@ class _Build:
             )
         self.built += 1
         return child.build(needs, self.max_num_seqs)
+
+
+def _no_proposer(built: Any) -> str:
+    """What ``built`` is, if it is no proposer, and what to do; empty: it is one, or has all that one has."""
+    if isinstance(built, type):
+        return f"the class {built.__name__}: return an instance of it"
+    missing = [name for name in _MEMBERS if not hasattr(built, name)]
+    if not missing:
+        return ""
+    plain = built is None or isinstance(built, str | int | float | list | tuple | dict)
+    return (
+        f"{reprlib.repr(built) if plain else type(built).__name__}, which has no {', '.join(missing)}: "
+        "subclass specdecode.contract.Proposer, of whose methods only propose must be written"
+    )
 
 
 def _check_imports(provided: Provided, path: str) -> None:
