@@ -137,6 +137,35 @@ def test_logprobs_and_echo(client, plain, stream, index):
     assert all(2 <= len(top) <= 3 for part in parts for top in part.top_logprobs if top is not None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_the_prompt_alone(client, plain, stream, logprobs):
+    """As evaluation harnesses score prompts."""
+    prompts = [PROMPT, PROMPT[:7]]
+    made = client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=0, echo=True, logprobs=logprobs, stream=stream, n=2,
+        temperature=0, stop=[chr(code) for code in range(32, 127)],
+        extra_body={"token_sources": True}, **({"stream_options": {"include_usage": True}} if stream else {}),
+    )  # fmt: skip
+    chunks = list(made) if stream else [made]
+    choices = sorted((choice for chunk in chunks for choice in chunk.choices), key=lambda c: c.index)
+    assert [choice.text for choice in choices] == [PROMPT, PROMPT, PROMPT[:7], PROMPT[:7]]
+    assert {choice.finish_reason for choice in choices} == {"length"}
+    assert all(choice.token_sources == [] and "stop_reason" not in choice.model_extra for choice in choices)
+    usage = chunks[-1].usage
+    assert (usage.completion_tokens, usage.prompt_tokens) == (0, len(PROMPT) + 7)
+    for choice in choices:
+        if logprobs is None:
+            assert choice.logprobs is None
+            continue
+        wanted = plain(choice.text, max_tokens=1, prompt_logprobs=logprobs)
+        rows = zip(wanted.prompt_token_ids[1:], wanted.prompt_logprobs[1:], strict=True)
+        assert "".join(choice.logprobs.tokens) == choice.text
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx([row[id].logprob for id, row in rows])
+        assert len(choice.logprobs.top_logprobs) == len(choice.logprobs.text_offset) == len(choice.text)
+
+
 def test_offsets_count_characters_that_take_several_tokens(client):
     prompt = "ñ€😀z"
     got = client.completions.create(

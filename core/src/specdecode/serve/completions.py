@@ -16,7 +16,7 @@ from .errors import ApiError
 from .job import Job
 from .logprobs import CompletionLogprobs, Row
 from .protocol import CompletionRequest
-from .sampling import completion_params
+from .sampling import completion_params, prompt_alone
 from .structure import structure_of
 
 OBJECT = "text_completion"
@@ -127,7 +127,8 @@ class Completion:
         for index, choice in enumerate(self._choices):
             choice.index = index
         prompt_rows: dict[int, Sequence[Row | None]] = {}  # a stream tells them once, whichever choice begins
-        async for number, output in self._job.outputs():
+        trim = _without_completions if prompt_alone(self._body) else None
+        async for number, output in self._job.outputs(trim):
             if output.prompt_logprobs is not None:
                 prompt_rows[number] = output.prompt_logprobs
             for completion in output.outputs:
@@ -150,3 +151,21 @@ class Completion:
         head = self._job.head(OBJECT)
         async for piece in self._pieces():
             yield {**head, "choices": [piece]}
+
+
+def _without_completions(output: RequestOutput) -> RequestOutput:
+    """``output`` of a request of which the prompt alone is told; what went wrong with it is told as well."""
+    empty = [
+        attrs.evolve(
+            completion,
+            text="",
+            token_ids=(),
+            cumulative_logprob=None,
+            logprobs=None,
+            token_sources=(),
+            finish_reason="length" if completion.finish_reason == "stop" else completion.finish_reason,
+            stop_reason=None,
+        )
+        for completion in output.outputs
+    ]
+    return attrs.evolve(output, outputs=empty)

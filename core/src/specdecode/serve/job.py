@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -93,8 +93,13 @@ class Job:
                 )
             )
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+    async def outputs(
+        self, trim: Callable[[RequestOutput], RequestOutput] | None = None
+    ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """What the engine gives, each with the number of its prompt.
+
+        Args:
+            trim: leaves out what is neither told nor counted.
 
         Raises:
             TimeoutError: it takes longer than the server allows.
@@ -103,6 +108,7 @@ class Job:
         async for number, output in outputs_of(self._streams, self.service.settings.request_timeout):
             if self._first is None:
                 self._first = time.perf_counter()
+            output = trim(output) if trim else output
             self.usage.add(output)
             yield number, output
 

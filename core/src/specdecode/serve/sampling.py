@@ -21,6 +21,11 @@ SAME = (
 MAX_TOP_LOGPROBS = 20
 
 
+def prompt_alone(body: CompletionRequest) -> bool:
+    """Whether the prompt is all that is asked for, with its log-probabilities say."""
+    return body.max_tokens == 0 and body.echo
+
+
 def completion_params(
     body: CompletionRequest, defaults: SamplingParams, structure: Mapping[str, Any] | None
 ) -> SamplingParams:
@@ -33,6 +38,14 @@ def completion_params(
     fields: dict[str, Any] = {"logprobs": body.logprobs}
     if body.max_tokens is not None:
         fields["max_tokens"] = body.max_tokens
+    if prompt_alone(body):
+        if body.min_tokens:
+            raise ConfigError(f"min_tokens must be at most max_tokens=0, got {body.min_tokens}")
+        fields["max_tokens"] = 1  # an engine's request draws a token, which is not told
+    elif body.max_tokens == 0:
+        raise ConfigError(
+            "max_tokens must be an integer at least 1, or 0 with echo=true for the prompt alone, got 0"
+        )
     if body.echo:
         fields["prompt_logprobs"] = body.logprobs
     if body.best_of is not None:
