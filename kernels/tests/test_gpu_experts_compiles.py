@@ -84,11 +84,9 @@ def test_every_shape_compiles():
 if __name__ == "__main__":
     from specdec_kernels.gpu.compiling import compiling_only
 
-    with compiling_only() as kernels:
-        done = 0
-        for shape, dtype, tokens in json.loads(sys.stdin.read()):
+    for shape, dtype, tokens in json.loads(sys.stdin.read()):
+        with compiling_only() as kernels:
             run(shape, dtype, tokens)
-            for kernel in kernels[done:]:
-                told = {"hidden": shape[0], "dtype": dtype, "tokens": tokens}
-                print(json.dumps(asdict(kernel) | told), flush=True)
-            done = len(kernels)
+        told = {"hidden": shape[0], "dtype": dtype, "tokens": tokens}
+        for kernel in kernels:
+            print(json.dumps(asdict(kernel) | told), flush=True)
