@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 from specdecode.contract import ConfigError
 from specdecode.structured import GrammarCompiler, StructuredOutputsConfig, StructuredOutputsParams
-from specdecode.structured.schema import close_objects
+from specdecode.structured.schema import close_objects, without_remarks
 
 VOCAB, EOS = 300, 2
 
@@ -24,6 +25,7 @@ def follows(compiler, tokenizer, text: str, may_stop: bool = True, **fields) -> 
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED_BY_NAME = {"type": "object", "additionalProperties": False}
 CLOSED = SCHEMA | {"additionalProperties": False}
 
 
@@ -80,6 +82,60 @@ def test_defaults_of_the_engine(tokenizer):
     assert not follows(compiler, tokenizer, '{"a":1,"b":2}', json=SCHEMA)
     assert follows(compiler, tokenizer, '{"b":1}', json_object=True)
     assert follows(compiler, tokenizer, '{"a": 1}', json=SCHEMA, whitespace_pattern=" ")
+
+
+LONG = "ab" * 40_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"regex": LONG}, "structured_outputs.regex has 80000 characters, and"),
+        ({"regex": "|".join([LONG] * 2)}, "texts to choose from may be more as structured_outputs.choice"),
+        ({"grammar": f'start: "{LONG}"'}, "structured_outputs.grammar has 80009 characters, and"),
+        ({"choice": ["a", LONG]}, "structured_outputs.choice has a text of 80000 characters, and"),
+        ({"json": {"const": LONG}}, "json has 80013 characters beside titles and descriptions, and"),
+    ],
+)
+def test_what_would_hold_up_other_requests_is_refused_by_its_size(tokenizer, compiler, fields, says):
+    params = StructuredOutputsParams(**fields)
+    for take in (compiler.check, compiler.start):
+        with pytest.raises(ConfigError) as caught:
+            take(params)
+        assert says in str(caught.value) and len(str(caught.value)) < 400
+        assert "the engine's structured_outputs_config.max_size is 65536" in str(caught.value)
+    GrammarCompiler(tokenizer, VOCAB, [EOS], StructuredOutputsConfig(max_size=10**6)).check(params)
+
+
+def test_what_is_for_people_has_no_size(compiler, tokenizer):
+    described = {"description": LONG, "title": LONG, "properties": {"title": {"$comment": LONG, "const": 1}}}
+    fields = {"json": {**described, "required": ["title"], "additionalProperties": False}}
+    assert follows(compiler, tokenizer, '{"title":1}', **fields)
+    assert not follows(compiler, tokenizer, '{"title":2}', **fields)
+    assert without_remarks({"enum": [{"title": "x"}], "title": "y"}) == {"enum": [{"title": "x"}]}
+
+
+def test_any_number_of_texts_to_choose_from(compiler, tokenizer):
+    texts = [f"{number:05d} {word}" for number in range(20_000) for word in ("one", "o")]
+    for text in ("00000 o", "19999 one"):
+        assert follows(compiler, tokenizer, text, choice=texts)
+    for text in ("20000 o", "19999", "19999 on"):
+        assert not follows(compiler, tokenizer, text, choice=texts)
+
+
+def test_an_object_of_many_properties(compiler, tokenizer):
+    names = [f"name{number}" for number in range(1000)]
+    fields = {"json": {"properties": {name: {"type": "integer"} for name in names}} | CLOSED_BY_NAME}
+    assert follows(compiler, tokenizer, '{"name0":1,"name7":2,"name999":3}', **fields)
+    assert not follows(compiler, tokenizer, '{"name0":1,"name1000":2}', **fields)
+
+
+def test_a_schema_that_is_nested_too_deeply(compiler):
+    schema: dict = {}
+    for _ in range(600):
+        schema = {"not_known": schema}
+    with pytest.raises(ConfigError, match=r"structured_outputs\.json"):
+        compiler.check(StructuredOutputsParams(json=json.dumps(schema)))
 
 
 def test_each_grammar_is_compiled_once(tokenizer, monkeypatch):
@@ -166,6 +222,7 @@ def test_objects_are_closed_wherever_they_are():
         ({"backend": "xgrammar"}, "must be 'auto' or 'guidance'"),
         ({"reasoning_parser": "deepseek_r1"}, "reasoning_parser must be '' in this version"),
         ({"disable_whitespace": True}, "disable_any_whitespace"),
+        ({"max_size": 0}, "max_size must be at least 1, got 0"),
     ],
 )
 def test_a_bad_config_is_refused_by_name(fields, message):

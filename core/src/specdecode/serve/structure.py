@@ -8,6 +8,7 @@ from typing import Any
 
 from ..contract import ConfigError
 from ..structured.params import StructuredOutputsParams
+from ..structured.schema import without_remarks
 from .parsers import ReasoningFormat, ToolFormat
 from .protocol import ChatRequest, NamedTool, Request
 
@@ -110,7 +111,7 @@ def _as_lark(params: StructuredOutputsParams) -> str:
             options["whitespace_pattern"] = params.whitespace_pattern
         elif params.disable_any_whitespace:
             options["whitespace_flexible"] = False
-        schema = {**schema, "x-guidance": options} if options else schema
+        schema = without_remarks({**schema, "x-guidance": options} if options else schema)
     return f"%json {json.dumps(schema)}"
 
 

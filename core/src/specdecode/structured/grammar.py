@@ -12,12 +12,16 @@ import attrs
 from specdecode.contract import ConfigError
 
 from .params import FIELD, StructuredOutputsConfig, StructuredOutputsParams
-from .schema import close_objects
+from .schema import close_objects, without_remarks
 from .state import GrammarState, told
 from .vocabulary import llguidance_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+#: Ways to go on from one place that the library may follow: four for each property that an object may lack.
+#: Its own bound, 2000, ends requests with objects of 500.
+MAX_WAYS = 20_000
 
 #: Grammars that an engine keeps.
 CACHED = 256
@@ -30,6 +34,20 @@ class Source:
     kind: str
     text: str  #: as the user gave it; JSON of a choice or of a schema
     options: tuple[tuple[str, Any], ...] = ()  #: of JSON
+
+    def check_size(self, most: int) -> None:
+        """Raise ConfigError if more than ``most`` characters have to be held against each token."""
+        texts = json.loads(self.text) if self.kind == "choice" else [self.text]
+        size = max(map(len, texts))
+        if size > most:
+            longest = "a text of " if self.kind == "choice" else ""
+            plain = " beside titles and descriptions" if self.kind == "json" else ""
+            remedy = f"; texts to choose from may be more as {FIELD}.choice" if self.kind == "regex" else ""
+            raise ConfigError(
+                f"{FIELD}.{self.kind} has {longest}{size} characters{plain}, and the engine's "
+                f"structured_outputs_config.max_size is {most}, since other requests wait while the tokens "
+                f"that fit are looked up{remedy}"
+            )
 
 
 class GrammarCompiler:
@@ -87,6 +105,7 @@ class GrammarCompiler:
         schema = {} if schema is True else schema  # options want an object
         if params.disable_additional_properties or (kind == "json" and config.disable_additional_properties):
             schema = close_objects(schema)
+        schema = without_remarks(schema)
         options: dict[str, Any] = {}
         if params.whitespace_pattern is not None:
             options["whitespace_pattern"] = params.whitespace_pattern
@@ -96,11 +115,13 @@ class GrammarCompiler:
 
     def _compile(self, source: Source) -> LLMatcher:
         """A matcher at the beginning of the grammar."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
+        source.check_size(self._config.max_size)
         vocabulary = self._vocabulary()
         try:
-            matcher = LLMatcher(vocabulary, _grammar(source), log_level=0)
+            limits = LLParserLimits(max_items_in_row=MAX_WAYS)
+            matcher = LLMatcher(vocabulary, _grammar(source), log_level=0, limits=limits)
             error = matcher.get_error()
         except ValueError as refusal:  # of a GBNF that has no Lark
             error = str(refusal)
@@ -121,7 +142,7 @@ def _grammar(source: Source) -> str:
 
     if source.kind == "choice":
         texts = " | ".join(json.dumps(text) for text in json.loads(source.text))
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
+        return LLMatcher.grammar_from_lark(f"start: TEXTS\nTEXTS: {texts}")  # a rule has fewer alternatives
     if source.kind == "regex":
         return LLMatcher.grammar_from_regex(source.text)
     if source.kind == "grammar":

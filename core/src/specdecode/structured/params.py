@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from specdecode.contract import ConfigError, option
+from specdecode.contract import ConfigError, option, within
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,10 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 #: How to call the field in messages.
 FIELD = "structured_outputs"
+
+#: Characters of a structure, unless the engine says otherwise. Where all of them are fixed text, it takes
+#: llguidance about a millisecond a thousand of them to find the tokens that go on from a place.
+MAX_SIZE = 1 << 16
 
 #: What is wrong with a schema that Python's own limit of recursion ends.
 TOO_DEEP = "must be a JSON schema, got one that is nested too deeply"
@@ -228,6 +232,11 @@ class StructuredOutputsConfig:
     disable_any_whitespace: bool = option("JSON without whitespace between its tokens", default=False)
     disable_additional_properties: bool = option(
         "objects have no properties but those that their schema names, where it does not say", default=False
+    )
+    max_size: int = option(
+        "most characters of a regex, a grammar, a text of a choice, a schema without titles and descriptions",
+        default=MAX_SIZE,
+        validator=within(1),
     )
     reasoning_parser: str = option(
         "not built", default="", validator=_never("reasoning is not told apart from the answer")

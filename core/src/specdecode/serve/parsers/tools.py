@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import attrs
 
 from ...engine.stop import open_stop
+from ...structured.schema import without_remarks
 
 
 @attrs.frozen
@@ -60,7 +61,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """JSON schema of a call of one of ``tools``."""
     calls = []
     for tool in tools:
-        arguments = tool.get("parameters") or {"type": "object"}
+        arguments = without_remarks(tool.get("parameters") or {"type": "object"})
         properties = {"name": {"const": tool["name"]}, "arguments": arguments}
         calls.append(
             {
