@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from specdecode import LLM, SamplingParams
@@ -343,3 +344,20 @@ def test_continuing_a_message(bare):
     begun = [*HI, {"role": "assistant", "content": "It is"}]
     told = bare.chat.completions.create(messages=begun, extra_body={"continue_final_message": True}, **fields)
     assert told.usage.prompt_tokens == len("[user]hi hi hi hi[assistant]It is")
+
+
+def test_a_structure_is_translated_beside_the_event_loop(parsing, monkeypatch):
+    """Behind reasoning a grammar becomes part of another one, which takes a second for half a megabyte."""
+    from specdecode.serve import chat
+
+    translate, threads = chat.behind_reasoning, []
+
+    def watched(*arguments):
+        threads.append(threading.current_thread().name)
+        return translate(*arguments)
+
+    monkeypatch.setattr(chat, "behind_reasoning", watched)
+    got = say(parsing, "", extra_body={"structured_outputs": {"grammar": 'root ::= "yes"'}}, temperature=0)
+    assert got["content"] == "yes" or got["finish"] == "length"
+    (thread,) = threads
+    assert thread.startswith("specdecode-long-door")

@@ -53,7 +53,30 @@ def http(served):
         ({"prompt": "a" * 2000}, 400, "has 2000 tokens", None),
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "token ids as keys", "logit_bias"),
         ({"prompt": "a", "logprobs": 10**9}, 400, "logprobs must be between 0 and 20", "logprobs"),
-        ({"prompt": "a", "guided_regex": "("}, 400, "cannot be compiled", None),
+        (
+            {"prompt": "a", "guided_regex": "("},
+            400,
+            "guided_regex: structured_outputs.regex='(' cannot be compiled",
+            "guided_regex",
+        ),
+        (
+            {"prompt": "a", "guided_choice": []},
+            400,
+            "guided_choice: structured_outputs.choice must be a list",
+            "guided_choice",
+        ),
+        (
+            {"prompt": "a", "structured_outputs": {"regex": "("}},
+            400,
+            "structured_outputs.regex='(' cannot",
+            "structured_outputs",
+        ),
+        (
+            {"prompt": "a", "guided_regex": "a" * 70_000},
+            400,
+            "guided_regex: structured_outputs.regex has 70000 characters",
+            "guided_regex",
+        ),
         ({"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, 400, "keep one of them", None),
         ({"prompt": "a", "priority": 1}, 400, "scheduling_policy", "priority"),
         ({"prompt": "a", "seed": 2**64}, 400, "seed", "seed"),
@@ -80,6 +103,21 @@ def test_completions(http, body, status, says, param, stream):
             "'image_url', which is refused",
         ),
         ({"max_completion_tokens": 5}, "old name"),
+        (
+            {"max_tokens": None, "max_completion_tokens": 0},
+            "max_completion_tokens must be an integer at least 1",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}},
+            "response_format: structured_outputs.json=",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}],
+                "tool_choice": "required",
+            },
+            "tools: structured_outputs.",
+        ),
         ({"top_logprobs": 3}, "logprobs=true"),
         ({"logprobs": True, "top_logprobs": 21}, "between 0 and 20"),
         ({"tool_choice": "required"}, "wants tools"),

@@ -29,6 +29,7 @@ from .protocol import Request as Body
 from .service import Service
 from .settings import ApiKey, ServerSettings
 from .streaming import EventStream, answered
+from .structure import told_by_its_field
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,8 @@ async def _answer(job: Job, answer: Completion | Chat, body: Body, request: Requ
 
     async def whole() -> Any:
         async with job:
-            await answer.begin()
+            with told_by_its_field(body):
+                await answer.begin()
             return await answer.whole()
 
     try:
@@ -144,7 +146,8 @@ async def _stream(job: Job, answer: Completion | Chat, body: Body) -> AsyncGener
     begun = False
     try:
         async with job:
-            await answer.begin()
+            with told_by_its_field(body):
+                await answer.begin()
             begun = True
             yield None
             async with contextlib.aclosing(answer.chunks()) as chunks:

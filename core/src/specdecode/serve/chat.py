@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import attrs
@@ -107,7 +108,11 @@ class Chat:
             long=is_long([body.messages, options.tools]),
         )
         text = rendered.get("prompt", "")
-        structure = self._structure(reasoning, tools, text)
+        structure = self._structure(tools)
+        if structure is not None and reasoning is not None:
+            structure = await llm.at_the_door(  # a grammar is translated for that
+                functools.partial(behind_reasoning, structure, reasoning, text), long=True
+            )
         params = chat_params(body, llm.get_default_sampling_params(), structure)
         prompt = await llm.prepare(job.salted(rendered), params, where="messages")
         self._make_choices(prompt, params, reasoning, tools)
@@ -155,18 +160,14 @@ class Chat:
             template_kwargs=more,
         )
 
-    def _structure(
-        self, reasoning: ReasoningFormat | None, tools: ToolFormat | None, prompt: str
-    ) -> Mapping[str, Any] | None:
+    def _structure(self, tools: ToolFormat | None) -> dict[str, Any] | None:
         structure = structure_of(self._body)
         if called := called_tools(self._body):
             if structure is not None:
                 raise ConfigError("tool_choice asks for calls and another field for a structure: keep one")
             assert tools is not None
             structure = calling(tools, called, several=self._body.parallel_tool_calls)
-        if structure is None or reasoning is None:
-            return structure
-        return behind_reasoning(structure, reasoning, prompt)
+        return structure
 
     async def _deltas(self) -> AsyncGenerator[tuple[Choice, Delta, dict[str, Any]], None]:
         async for _, output in self._job.outputs():

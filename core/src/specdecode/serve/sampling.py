@@ -67,6 +67,8 @@ def chat_params(
     if both and body.max_tokens != body.max_completion_tokens:
         raise ConfigError("max_tokens is the old name of max_completion_tokens: keep one of them")
     wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if wanted is not None and wanted < 1 and body.max_completion_tokens is not None:
+        raise ConfigError(f"max_completion_tokens must be an integer at least 1, got {wanted}")
     top = body.top_logprobs
     if top is not None and not body.logprobs:
         raise ConfigError("top_logprobs wants logprobs=true")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..contract import ConfigError
-from ..structured.params import StructuredOutputsParams
+from ..structured.params import FIELD, StructuredOutputsParams
 from ..structured.schema import without_remarks
 from .parsers import ReasoningFormat, ToolFormat
 from .protocol import ChatRequest, NamedTool, Request
@@ -44,6 +45,20 @@ def structure_of(body: Request) -> dict[str, Any] | None:
     if len(found) > 1:
         raise ConfigError(f"{' and '.join(found)} ask for a structure each: keep one of them")
     return next(iter(found.values()), None)
+
+
+@contextlib.contextmanager
+def told_by_its_field(body: Request) -> Iterator[None]:
+    """Have faults of the structure begin with the field of ``body`` that asks for it."""
+    try:
+        yield
+    except ConfigError as error:
+        fields = (*GUIDED, "response_format", "tools")
+        given = next((field for field in fields if getattr(body, field, None) is not None), None)
+        if given is None or body.structured_outputs is not None:
+            raise
+        told = (f"{given}: {fault}" if fault.startswith(f"{FIELD}.") else fault for fault in error.faults)
+        raise ConfigError(*told) from error
 
 
 def called_tools(body: ChatRequest) -> Sequence[Mapping[str, Any]]:
