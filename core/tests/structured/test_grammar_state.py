@@ -106,6 +106,26 @@ def test_each_place_is_computed_once(compiler, tokenizer, monkeypatch):
     assert looked[5:] == [(b,)]
 
 
+@pytest.mark.parametrize("may_stop", [True, False])
+@pytest.mark.parametrize("fields", GRAMMARS, ids=lambda fields: next(iter(fields)))
+def test_the_first_place_is_computed_once_a_grammar(compiler, tokenizer, fields, may_stop, monkeypatch):
+    compiler.check(StructuredOutputsParams(**fields))
+    computed = []
+    compute = GrammarState._compute
+    monkeypatch.setattr(
+        GrammarState, "_compute", lambda state, path: computed.append(path) or compute(state, path)
+    )
+    for _ in range(2):
+        state = compiler.start(StructuredOutputsParams(**fields), may_stop=may_stop)
+        first = state.mask
+        assert computed == [] and state.why_nothing(()) is None
+    without = GrammarState(state._template, VOCAB, [EOS], may_stop=may_stop)
+    assert ids(without.mask) == ids(first) and computed == [()]
+    for one in (state, without):
+        one.advance(ids(first)[:1])
+    assert ids(state.mask) == ids(without.mask)
+
+
 def test_an_error_on_a_drafts_path_is_forgotten_with_the_draft(compiler, tokenizer):
     """Errors of the library are for ever, and drafts must not leave any."""
     from llguidance import LLMatcher, LLParserLimits

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from specdecode.contract import ConfigError
+from specdecode.sampling.mask import TokenMask
 
 from .params import FIELD, StructuredOutputsConfig, StructuredOutputsParams
 from .schema import close_objects, without_remarks
@@ -48,6 +49,14 @@ class Source:
                 f"structured_outputs_config.max_size is {most}, since other requests wait while the tokens "
                 f"that fit are looked up{remedy}"
             )
+
+
+@attrs.frozen(eq=False)
+class Compiled:
+    """A grammar at its beginning."""
+
+    matcher: LLMatcher  #: only to be copied
+    first: TokenMask  #: what it allows
 
 
 class GrammarCompiler:
@@ -89,9 +98,9 @@ class GrammarCompiler:
         """
         return self._start(self._compiled(self._source(params)), may_stop and bool(self._eos_ids))
 
-    def _start(self, matcher: LLMatcher, may_stop: bool) -> GrammarState:
+    def _start(self, compiled: Compiled, may_stop: bool) -> GrammarState:
         ends = [token for token in self._vocabulary().eos_tokens if token < self._vocab_size]
-        return GrammarState(matcher, self._vocab_size, ends, may_stop=may_stop)
+        return GrammarState(compiled.matcher, self._vocab_size, ends, may_stop=may_stop, first=compiled.first)
 
     def _source(self, params: StructuredOutputsParams) -> Source:
         kind, config = params.kind, self._config
@@ -113,8 +122,7 @@ class GrammarCompiler:
             options["whitespace_flexible"] = False
         return Source(kind, json.dumps(schema), tuple(options.items()))
 
-    def _compile(self, source: Source) -> LLMatcher:
-        """A matcher at the beginning of the grammar."""
+    def _compile(self, source: Source) -> Compiled:
         from llguidance import LLMatcher, LLParserLimits
 
         source.check_size(self._config.max_size)
@@ -126,14 +134,15 @@ class GrammarCompiler:
         except ValueError as refusal:  # of a GBNF that has no Lark
             error = str(refusal)
         if not error:
-            start = self._start(matcher, may_stop=False)
+            compiled = Compiled(matcher, TokenMask.of(matcher.compute_bitmask(), self._vocab_size))
+            start = self._start(compiled, may_stop=False)
             error = start.why_nothing(()) or (
                 "nothing but an empty text matches it" if not start.mask else ""
             )
         if error:
             value = source.text if source.kind in ("json", "choice") else repr(source.text)
             raise ConfigError(f"{FIELD}.{source.kind}={value} cannot be compiled: {told(error)}")
-        return matcher
+        return compiled
 
 
 def _grammar(source: Source) -> str:

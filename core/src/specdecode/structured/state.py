@@ -38,17 +38,25 @@ class GrammarState:
     """
 
     def __init__(
-        self, template: LLMatcher, vocab_size: int, eos_ids: Iterable[int], *, may_stop: bool
+        self,
+        template: LLMatcher,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        *,
+        may_stop: bool,
+        first: TokenMask | None = None,
     ) -> None:
         """
         Args:
             template: at the beginning of the grammar; it is only copied.
+            first: what ``template`` allows, which is the same for all that begin; None: not known yet.
             eos_ids: the tokens that ``template`` takes for the end.
             may_stop: whether an end-of-sequence token may be drawn where the text may end; else the
                 output goes on while the grammar can.
         """
         self.end: int | None = None  #: tokens of the output, counted to the one that ended the grammar
         self._template = template
+        self._first = first
         self.vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._may_stop = may_stop
@@ -114,7 +122,8 @@ class GrammarState:
         return self._places[path]
 
     def _look(self, path: Path) -> Place:
-        mask = self._compute(path)
+        at_first = not path and not self._drawn
+        mask = self._first if at_first and self._first is not None else self._compute(path)
         if self._matcher.is_error():
             # A matcher never leaves this state, to which a draft that was not accepted may have brought it.
             self._begin_anew()
