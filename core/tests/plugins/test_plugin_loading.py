@@ -95,6 +95,11 @@ SPEC_FAULTS = {
         "@attrs.frozen(kw_only=True)\nclass Config:\n    adaptive: bool = False",
         "config of method 'bad' declares adaptive, which core owns",
     ),
+    "no function": ("recognize = 3", "recognize of method 'bad' must be a function, got 3"),
+    "imports": (
+        "IMPORTS = 'torch'",
+        "imports of method 'bad' must be a tuple of modules' names, got 'torch'",
+    ),
     "annotation": (
         "@attrs.frozen(kw_only=True)\nclass Config:\n    x: 'Nowhere' = 1",
         "NameError in acme_bad.plugin: name 'Nowhere' is not defined",

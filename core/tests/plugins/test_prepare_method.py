@@ -181,8 +181,9 @@ def test_fewer_drafts_than_were_declared(manager, target):
     fewer = prepared.narrowed(3)
     assert (fewer.needs.width, fewer.needs.depth) == (3, 3) and prepared.needs.width == 5
     assert fewer.policy is prepared.policy and fewer.method == "chain"
-    for most in (0, 6):
-        with pytest.raises(PluginError, match=rf"width=5.*most={most}: .* between 1 and that"):
+    assert type(prepared.narrowed(np.int64(3)).needs.width) is int
+    for most in (0, 6, "3", 2.0):
+        with pytest.raises(PluginError, match=rf"width=5.*most={most!r}: .* between 1 and that"):
             prepared.narrowed(most)
 
 

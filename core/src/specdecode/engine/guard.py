@@ -62,7 +62,7 @@ class GuardedProposer:
 
     def metrics(self) -> dict[str, float]:
         try:
-            return {f"{self.name}.{key}": float(value) for key, value in self.proposer.metrics().items()}
+            told = {f"{self.name}.{key}": float(value) for key, value in self.proposer.metrics().items()}
         except _FAILURES:
             if self._strict:
                 raise
@@ -70,6 +70,8 @@ class GuardedProposer:
                 self._failing.add("metrics")
                 logger.exception("proposer %s failed in metrics; it has none", self.name)
             return {}
+        self._failing.discard("metrics")
+        return told
 
     def close(self) -> None:
         self._call("close")

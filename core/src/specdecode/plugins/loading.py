@@ -187,6 +187,13 @@ def _check_specs(specs: list[Any]) -> None:
             raise PluginError(f"config of method {spec.name!r} must be an attrs class, got {spec.config!r}")
         if taken := sorted({field.name for field in attrs.fields(spec.config)} & set(POLICY_KEYS)):
             raise PluginError(f"config of method {spec.name!r} declares {', '.join(taken)}, which core owns")
+        for part in ("needs", "build", "recognize"):
+            if not callable(function := getattr(spec, part)):
+                raise PluginError(f"{part} of method {spec.name!r} must be a function, got {function!r}")
+        if isinstance(spec.imports, str) or not all(isinstance(module, str) for module in spec.imports):
+            raise PluginError(
+                f"imports of method {spec.name!r} must be a tuple of modules' names, got {spec.imports!r}"
+            )
         hints_of(spec.config)  # an annotation that cannot be resolved is found here, not in a user's hands
 
 

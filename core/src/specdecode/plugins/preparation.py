@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -88,11 +89,12 @@ class Prepared:
         """
         if most is None:
             return self
-        if not 1 <= most <= self.needs.width:
+        if not isinstance(most, Integral) or not 1 <= most <= self.needs.width:
             raise PluginError(
                 f"the method {self.method!r} declares Needs.width={self.needs.width}, and behind bind "
-                f"Proposer.most={most}: it must lie between 1 and that"
+                f"Proposer.most={most!r}: it must be an integer between 1 and that"
             )
+        most = int(most)
         return attrs.evolve(
             self, needs=attrs.evolve(self.needs, width=most, depth=min(self.needs.depth, most))
         )
