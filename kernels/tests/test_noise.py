@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec_kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, philox4x32, reference
+from specdec_kernels.native import loading
+from specdec_kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, native, philox4x32, reference
 from specdec_kernels.noise import uniform as uniform_of
 
 torch.set_num_threads(1)
@@ -95,9 +96,38 @@ def test_a_value_does_not_depend_on_what_else_is_asked(vocab_size):
 def test_chunks_join(monkeypatch, form):
     seed, index, position = keys(23)
     ids = {"size": 50, "shared": torch.arange(50), "own": torch.arange(50).repeat(23, 1)}[form]
-    whole = gumbel(seed, index, position, ids)
+    whole = reference.gumbel(seed, index, position, ids)
     monkeypatch.setattr(reference, "_CPU_CHUNK", 60)
-    assert torch.equal(gumbel(seed, index, position, ids), whole)
+    assert torch.equal(reference.gumbel(seed, index, position, ids), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("stream", ["one", "own"])
+@pytest.mark.parametrize("form", [1, 3, 300, 40_001, "shared", "own", "apart"])
+def test_the_compiled_noise_is_the_references_to_the_bit(form, stream, threads):
+    if loading.library() is None:
+        pytest.skip("the C++ kernels could not be compiled here")
+    seed, index, position = keys(9)
+    stream = 7 if stream == "one" else torch.arange(9) * 2**28
+    ids = torch.randint(0, 2**31, (9, 5000))
+    ids = {"shared": ids[0], "own": ids, "apart": ids[:, ::7]}.get(form, form)
+    torch.set_num_threads(threads)
+    try:
+        assert native.can_draw(seed, index, position, ids, stream)
+        compiled = native.gumbel(seed, index, position, ids, stream=stream)
+        assert torch.equal(gumbel(seed, index, position, ids, stream=stream), compiled)
+        assert torch.equal(reference.gumbel(seed, index, position, ids, stream=stream), compiled)
+        if isinstance(form, str) and ids.dim() == 2:
+            even = native.uniform(seed, index, position, ids, stream=stream)
+            assert torch.equal(reference.uniform(seed, index, position, ids, stream=stream), even)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_what_the_compiled_noise_does_not_take_is_left_to_torch():
+    seed, index, position = keys(2)
+    assert not native.can_draw(seed, index.int(), position, 5, 0)
+    assert not native.can_draw(seed.to("meta"), index, position, 5, 0)
 
 
 def test_no_rows_and_no_ids():
@@ -108,7 +138,7 @@ def test_no_rows_and_no_ids():
 
 def test_extreme_words_stay_finite_and_the_upper_tail_is_exact():
     words = torch.tensor([0, 1, 2, 1000, 2**31, 2**32 - 1], dtype=torch.int64)
-    noise = reference._to_gumbel(words.float())
+    noise = reference.to_gumbel(words.float())
     assert noise.isfinite().all()
     assert (noise >= GUMBEL_MIN).all() and (noise <= GUMBEL_MAX).all()
     want = [-math.log(-math.log1p(-(w + 0.5) / 2**32)) for w in (0, 1, 2, 1000, 2**31)]
@@ -185,7 +215,7 @@ def test_the_noise_is_made_of_the_uniform_numbers():
 
 def test_extreme_words_are_neither_0_nor_1():
     words = torch.tensor([0, 2**32 - 1], dtype=torch.int64)
-    assert reference._to_uniform(words.float()).tolist() == [2.0**-33, 1 - 2.0**-24]
+    assert reference.to_uniform(words.float()).tolist() == [2.0**-33, 1 - 2.0**-24]
 
 
 @pytest.mark.parametrize("vocab_size", [50, 3])

@@ -224,12 +224,12 @@ def matrix(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "proposer" in metafunc.fixturenames:  # the outer one, so that circumstances share engines
+        metafunc.parametrize("proposer", PROPOSERS)
     if "circumstance" in metafunc.fixturenames:
         from specdecode.testing.matrix import CIRCUMSTANCES
 
         metafunc.parametrize("circumstance", CIRCUMSTANCES, ids=lambda circumstance: circumstance.name)
-    if "proposer" in metafunc.fixturenames:  # the outer one, so that circumstances share engines
-        metafunc.parametrize("proposer", PROPOSERS)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -34,6 +34,7 @@ _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "specdec_rms_norm": (_N, _P, _P, _P, _I, _I, _I, _I, _F),
     "specdec_add_rms_norm": (_N, _P, _P, _P, _P, _P, _I, _I, _F),
+    "specdec_noise_words": (*[_P] * 6, _I, _I, _I, _N),
     "specdec_silu_and_mul": (_N, _P, _P, _I, _I, _N),
     "specdec_gelu_tanh_and_mul": (_N, _P, _P, _I, _I, _N),
     "specdec_rotate": (_N, _P, _P, _P, _P, _I, _I, _I, _I, _I),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..gpu import takes
-from . import reference
-from .reference import GUMBEL_MAX, GUMBEL_MIN, philox4x32, uniform
+from . import native, reference
+from .reference import GUMBEL_MAX, GUMBEL_MIN, philox4x32
 
 
 def gumbel(
@@ -41,7 +41,25 @@ def gumbel(
         from . import gpu
 
         return gpu.gumbel(seed, index, position, token_ids, stream=stream)
-    return reference.gumbel(seed, index, position, token_ids, stream=stream)
+    chosen = native if native.can_draw(seed, index, position, token_ids, stream) else reference
+    return chosen.gumbel(seed, index, position, token_ids, stream=stream)
+
+
+def uniform(
+    seed: torch.Tensor,
+    index: torch.Tensor,
+    position: torch.Tensor,
+    token_ids: torch.Tensor,
+    *,
+    stream: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """The uniform number that :func:`gumbel` makes its noise of, for ``token_ids`` ``[R, K]`` int64.
+
+    Returns:
+        ``[R, K]`` float32, never 0 and never 1.
+    """
+    chosen = native if native.can_draw(seed, index, position, token_ids, stream) else reference
+    return chosen.uniform(seed, index, position, token_ids, stream=stream)
 
 
 __all__ = ["GUMBEL_MAX", "GUMBEL_MIN", "gumbel", "philox4x32", "uniform"]

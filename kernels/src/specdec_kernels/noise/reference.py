@@ -83,13 +83,9 @@ def uniform(
     *,
     stream: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """The uniform number that :func:`gumbel` makes its noise of, for ``token_ids`` ``[R, K]`` int64.
-
-    Returns:
-        ``[R, K]`` float32, never 0 and never 1.
-    """
+    """As :func:`specdec_kernels.noise.uniform`."""
     stream = torch.as_tensor(stream, device=seed.device).expand_as(seed)
-    return _to_uniform(_words(seed, index, position, token_ids, stream))
+    return to_uniform(_words(seed, index, position, token_ids, stream))
 
 
 def _gumbel(
@@ -99,7 +95,7 @@ def _gumbel(
     token_ids: torch.Tensor | int,
     stream: torch.Tensor,
 ) -> torch.Tensor:
-    return _to_gumbel(_words(seed, index, position, token_ids, stream))
+    return to_gumbel(_words(seed, index, position, token_ids, stream))
 
 
 def _words(
@@ -126,11 +122,11 @@ def _words(
     return torch.where(lane < 2, low, high).float()
 
 
-def _to_uniform(word: torch.Tensor) -> torch.Tensor:
+def to_uniform(word: torch.Tensor) -> torch.Tensor:
     """Turn float32 words into numbers between 0 and 1, in place."""
     return word.add_(0.5).mul_(2.0**-32).clamp_(max=_LARGEST_UNIFORM)
 
 
-def _to_gumbel(word: torch.Tensor) -> torch.Tensor:
+def to_gumbel(word: torch.Tensor) -> torch.Tensor:
     """Turn float32 words into Gumbel noise, in place."""
-    return _to_uniform(word).neg_().log1p_().neg_().log_().neg_()
+    return to_uniform(word).neg_().log1p_().neg_().log_().neg_()
