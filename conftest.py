@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-#: Tests of a file from which on they stay together, on one of several workers: they share what is dear to make,
+#: Tests of a file from which on they stay together on one of several workers, and share what is dear to make:
 #: engines and references. Workers take such files first, and share the other tests out one by one.
 MANY = 20
 
