@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("wheels")  # they are built once
-
 CORE = ("specdec_core", "specdec_kernels")
 
 #: A plugin of one method that drafts nothing, with room for what a test has it do.

@@ -6,10 +6,6 @@ import re
 import zipfile
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.xdist_group("wheels")  # they are built once
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 #: The scaffold of ``specdecode new-plugin``: its tests are data of core's.
 TEMPLATE = "specdecode/scaffold/template/"
