@@ -136,6 +136,16 @@ def test_parallel_ranks_have_their_rows(tmp_path):
     assert all(row["ms_per_token"] > 0 < row["floor_ms"] for row in sections["times"])
 
 
+def test_ways_to_sum_over_ranks():
+    """Without GPUs there is no memory that ranks share: the other ways have their figures."""
+    command = [sys.executable, str(FOLDER / "sums.py"), "--device", "cpu", "--tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    titles, _, row = done.stdout.strip().splitlines()[1:]
+    assert titles.split() == ["tokens", "solo", "nccl"]
+    assert all(float(figure) > 0 for figure in row.split())
+
+
 def test_quantised_formats_beside_their_floors(tmp_path):
     config = json.loads((FOLDER / "llama-8b-shape" / "config.json").read_text()) | TINY
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 128, "head_dim": 32}))

@@ -4,6 +4,7 @@
     python benchmarks/gpu/tune.py --config DIR/config.json --tokens 16,64 --merge tuned.json --out tuned.json
     python benchmarks/gpu/tune.py --config eagle3-8b-shape/config.json ...         an EAGLE-3 head's
     python benchmarks/gpu/tune.py --refine --merge tuned.json --out tuned.json     from the tiles in use on
+    python benchmarks/gpu/tune.py --ranks 2 ...                                    of one rank of two
     python benchmarks/gpu/tune.py --weights fp8,int4-128 --tokens 16,32 --quick ...       of quantised weights
 
 Candidates are compiled in processes before CUDA is started, then timed in a CUDA graph of several layers
@@ -74,6 +75,16 @@ class Shape:
             config["vocab_size"],
             config.get("model_type") == "qwen3",
         ).as_head(config)
+
+    def of_a_rank(self, ranks: int) -> Shape:
+        """What one of so many ranks has of it."""
+        parts = {
+            "inner": self.inner,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "vocabulary": self.vocabulary,
+        }
+        return replace(self, **{name: -(-size // ranks) for name, size in parts.items()})
 
     def words(self, name: str) -> WordMatrix | None:
         """Weights of a product as they are stored, without memory; None: they are not quantised."""
@@ -265,7 +276,7 @@ def start(shape: Shape, dtype: torch.dtype, bound: int, how: How) -> dict[str, T
         elif shape.label_of(name):
             found[name] = cut(shape, name, by_rule_of_words(kind, dtype, bound, shape.parts(name)), dtype)
         else:
-            found[name] = by_rule(kind, dtype, inputs, bound)
+            found[name] = by_rule(kind, dtype, outputs, inputs, bound)
     return found
 
 
@@ -462,6 +473,7 @@ def main() -> None:
     parser.add_argument("--tokens", help="classes, separated by commas; all unless given")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--merge", type=Path, help="a file whose other entries are kept")
+    parser.add_argument("--ranks", type=int, default=1, help="the model is shared out among so many GPUs")
     parser.add_argument("--budget", type=float, default=150, help="seconds")
     parser.add_argument("--refine", action="store_true", help="from the tiles in use: how they load")
     parser.add_argument(
@@ -472,7 +484,7 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     dtype = getattr(torch, arguments.dtype)
-    read = Shape.read(arguments.config)
+    read = Shape.read(arguments.config).of_a_rank(arguments.ranks)
     shapes = [replace(read, label=label) for label in arguments.weights.split(",")]
     wanted = [int(part) for part in arguments.tokens.split(",")] if arguments.tokens else list(CLASSES)
     bounds = list(dict.fromkeys(tiles.token_class(tokens) for tokens in wanted))

@@ -29,6 +29,8 @@ QUICK = [("llama-8b", torch.bfloat16, 1), ("llama-8b", torch.bfloat16, 192), ("t
 #: Loaded in other ways than by the tiles in use.
 ADAPTED = [("llama-8b", torch.bfloat16, tokens, "adapted") for tokens in (1, 64)]
 LOADED = [("llama-8b", torch.bfloat16, 1, "early"), ("llama-8b", torch.bfloat16, 128, "boxes")]
+#: Products that are summed over ranks.
+SHARED_OUT = [("llama-8b", torch.bfloat16, tokens, "ranks") for tokens in (1, 192)]
 #: Of weights that stay quantised.
 QUANTISED = [("llama-8b", torch.bfloat16, 1, "int4-128"), ("smollm2", torch.bfloat16, 32, "fp8")]
 QUANTISED += [("smollm2", torch.bfloat16, 192, "int4"), ("smollm2", torch.bfloat16, 48, "int8")]
@@ -69,6 +71,25 @@ def compile_adapted_layer(shape, dtype, tokens):
     gated = gpu.project_gate_up(stream, weight, None, eps=1e-5, activation="silu", delta=added)
     weight, added = delta(gated, hidden)
     gpu.add_product(gated, weight, None, stream, gain, delta=added)
+
+
+def compile_sums_over_ranks(shape, dtype, tokens):
+    """Compile what one rank of two has of a model's row-parallel products, and sums alone."""
+    from specdec_kernels.gpu.compiling import meta
+    from specdec_kernels.projection import Stream, gpu
+    from specdec_kernels.ranks import Mail, sum_over_ranks
+
+    hidden, inner, heads, _, dim, *_ = shape
+    mail, of_four = (Mail(meta(4 + ranks, dtype=torch.int64), ranks, 1 << 18) for ranks in (2, 4))
+    gain = meta(hidden, dtype=dtype)
+    stream = Stream.empty(tokens, hidden, gain)
+    for inputs in (heads * dim // 2, inner // 2):
+        x, weight = meta(tokens, inputs, dtype=dtype), meta(hidden, inputs, dtype=dtype)
+        gpu.add_product(x, weight, None, stream, gain, mail=mail)
+    for summed in (mail, of_four):
+        sum_over_ranks(stream.residual, summed)
+        sum_over_ranks(stream.residual.float(), summed)
+    gpu.add_product(x[:16], weight, None, Stream.empty(len(x[:16]), hidden, gain), gain, mail=of_four)
 
 
 def quantised(label, outputs, inputs):
@@ -232,6 +253,12 @@ def test_kernels_of_adapters_compile():
     check(kernels)
 
 
+def test_kernels_that_sum_over_ranks_compile():
+    kernels = compiled(SHARED_OUT)
+    assert {kernel["name"] for kernel in kernels} == {"add_kernel", "sum_kernel"}
+    check(kernels)
+
+
 def test_kernels_of_quantised_weights_compile():
     kernels = compiled(QUANTISED)
     assert {kernel["tokens"] for kernel in kernels} == {1, 32, 48, 192}
@@ -304,11 +331,13 @@ if __name__ == "__main__":
         for flag in how:
             if flag in ("early", "boxes", "batch"):
                 load_by(flag)
-            elif flag != "adapted":
+            elif flag not in ("adapted", "ranks"):
                 label = flag
         with compiling_only() as kernels:
             if "adapted" in how:
                 compile_adapted_layer(SHAPES[name], getattr(torch, dtype), int(tokens))
+            elif "ranks" in how:
+                compile_sums_over_ranks(SHAPES[name], getattr(torch, dtype), int(tokens))
             else:
                 compile_layer(SHAPES[name], getattr(torch, dtype), int(tokens), label)
         for kernel in kernels:

@@ -377,7 +377,7 @@ def test_tiles_are_the_tuned_ones_where_there_are_any(monkeypatch, dtype):
         assert Tile.parse(replace(tuned, early=True).values) == replace(tuned, early=True)
         for other in (("qkv", "sm_90", 32), ("add", "sm_80", 32), ("add", "sm_90", 16)):
             kind, card, bound = other
-            assert tiles.choose(kind, dtype, card, 64, 96, bound) == tiles.by_rule(kind, dtype, 96, bound)
+            assert tiles.choose(kind, dtype, card, 64, 96, bound) == tiles.by_rule(kind, dtype, 64, 96, bound)
     finally:
         tiles.choose.cache_clear()
 
@@ -387,7 +387,7 @@ def test_tiles_fit_into_shared_memory(shared, dtype):
     size = dtype.itemsize
     for kind in ("product", "add", "gate_up", "qkv"):
         for bound in tiles.CLASSES:
-            rule = tiles.by_rule(kind, dtype, 4096, bound)
+            rule = tiles.by_rule(kind, dtype, 28672, 4096, bound)
             assert sum(rule.tokens) >= min(bound, 64)
             for rows in (1, 128, 256):
                 tile = tiles.fitted(rule, size, shared, rows=rows)

@@ -62,4 +62,4 @@ def test_a_dtype_that_layers_cannot_have_is_refused_before_weights_are_read_and_
 
 
 def test_what_is_right_is_taken():
-    Needs(width=3, depth=3, modules={LM_HEAD}, taps=[FINAL, Tap(0)], kv=(KVSpec(**KV, window=16),))
+    Needs(width=3, depth=3, modules={LM_HEAD}, taps=[FINAL, Tap(0)], kv=(KVSpec(**KV, slots=2),))

@@ -59,7 +59,7 @@ class DraftModelFields:
         validator=within(1),
     )
     draft_tensor_parallel_size: int | None = option(
-        "tensor-parallel size of the draft: 1 or the target's", default=None, validator=within(1)
+        "ranks of the draft: 1 or the target's; none: the faster", default=None, validator=within(1)
     )
     draft_sample_method: Literal["greedy", "probabilistic"] = option(
         "whether a sampled request's drafts are the draft's best token or drawn with the target's noise",

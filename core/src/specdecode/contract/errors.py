@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: What plugin code raises by a fault of its own, ``sys.exit()`` too. Ctrl-C is the user's, and goes through.
+FAULTS = (Exception, SystemExit)
+
 
 class SpecdecodeError(Exception):
     """Base of all errors this project raises on purpose."""

@@ -108,7 +108,6 @@ class KVSpec:
     k_dim: int = attrs.field(validator=_of(int, 1))
     v_dim: int = attrs.field(validator=_of(int, 1))
     dtype: str | None = attrs.field(default=None, validator=_of(str | None))  #: None: the target's
-    window: int | None = None
     first: int = attrs.field(default=0, validator=_of(int, 0))
     slots: int = attrs.field(default=0, validator=_of(int, 0))
 

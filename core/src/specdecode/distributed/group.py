@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+from specdec_kernels.ranks import Mail
 
 from .errors import WorkerDied
 
@@ -33,6 +34,9 @@ class Group(Protocol):
 
         For kernels that add them up on the way: of small tensors all ranks' ``x``, else their sum alone.
         """
+
+    def mail(self, like: torch.Tensor) -> Mail | None:
+        """By which kernels sum ``[T, H]`` like it themselves, to the same bits; None: they cannot."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """All ranks' ``x``, ``[T, n]``, side by side in the order of the ranks: ``[T, size * n]``."""
@@ -58,6 +62,9 @@ class Solo:
 
     def terms(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
+
+    def mail(self, like: torch.Tensor) -> Mail | None:
+        return None
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -114,6 +121,10 @@ class CollectiveGroup:
         if x.numel() <= self.GATHERED or x.device.type != "cuda":  # of gloo not every one has shares
             return self._gather(x.contiguous()).view(self.size, *x.shape)
         return self._all_reduce_in_shares(x)[None]
+
+    def mail(self, like: torch.Tensor) -> Mail | None:
+        self._check()
+        return self.peers.mail if self.peers is not None and self.peers.takes(like) else None
 
     def _all_reduce_in_shares(self, x: torch.Tensor) -> torch.Tensor:
         """Each rank sums one share of ``x``, and all gather the sums; the same bits as at once."""

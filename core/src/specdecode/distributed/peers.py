@@ -1,6 +1,7 @@
-"""Small sums over the ranks of one host in one kernel, that reads the other ranks' memory.
+"""Small sums over the ranks of one host, in kernels that write into the other ranks' memory.
 
-By torch's symmetric memory, without multicast. Every rank adds in the order of the ranks.
+The memory is torch's symmetric memory, without multicast; the kernels are :mod:`specdec_kernels.ranks`. Every
+rank adds in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import os
 import re
 import socket
-import threading
 import time
 import zlib
 from datetime import timedelta
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from specdec_kernels.ranks import Mail, sum_over_ranks
 
 from ..contract import ConfigError
 
@@ -27,14 +28,12 @@ logger = logging.getLogger(__name__)
 
 #: In the environment: "nccl" has NCCL do all sums; "auto", the default, uses this where it works.
 SWITCH = "SPECDECODE_ALL_REDUCE"
-#: Bytes of a sum at most, as it is added up: above, two steps move fewer bytes.
-LIMIT = 1 << 19
+#: Bytes that a rank sends for a sum at most: above, two steps move fewer.
+LIMIT = 1 << 22
+#: Of a word.
+_WORD = 8
 #: Seconds that the ranks wait for each other when they first meet, and for the first sums.
 _PATIENCE = 30.0
-#: Seconds for which waiting kernels are told to go on, and between two calls.
-_CALLING, _CALL = 5.0, 1e-4
-#: Bytes that the kernel reads at once; what is no multiple is left to NCCL.
-_VECTOR = 16
 
 #: In the keys of torch's exchanges.
 _NUMBER = re.compile(r"(?<=CUDASymmetricMemory/)\d+")
@@ -66,30 +65,16 @@ def _new_name() -> Any:
     return f"specdecode-{next(_groups)}"
 
 
-def calls(rank: int, ranks: int, flags: int) -> list[list[torch.Tensor]]:
-    """What to write into each rank's flags, in turns, so that kernels of ``rank`` wait for no other rank.
-
-    A kernel's block has a flag of each rank on each rank. It sets its own on a rank, for which it waits until
-    that is clear, and then waits for that rank's flag here, which it clears. So those of others here are set,
-    and all that is elsewhere is cleared. To itself it does the same, and may be met before, between or behind
-    both: its flag here is cleared in one turn and set in the next, and either ends one of the two waits.
-
-    Returns:
-        Of each turn, and of each rank, ``[flags]`` int32.
-    """
-    own = torch.arange(flags) % ranks == rank
-    here = [torch.where(own, 0, 1).to(torch.int32), torch.ones(flags, dtype=torch.int32)]
-    elsewhere = torch.zeros(flags, dtype=torch.int32)
-    return [[mine if other == rank else elsewhere for other in range(ranks)] for mine in here]
-
-
 class PeerMemory:
-    """Memory of each rank that all read.
+    """Memory of each rank into which all write.
 
     Args:
         backend: ``torch.distributed.ProcessGroupNCCL`` of the ranks that share it.
         store: theirs.
     """
+
+    #: Of what is summed.
+    DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(self, backend: Any, store: dist.Store, device: torch.device) -> None:
         """Waits for all ranks.
@@ -99,13 +84,13 @@ class PeerMemory:
         """
         # Nothing here uses multicast, and some hosts suffer from it.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        import specdec_kernels.ranks.gpu  # noqa: F401  raises without Triton
         from torch._C._autograd import DeviceType
         from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
 
         if _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index):
             raise RuntimeError("torch would set up multicast: set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
         rank, ranks = backend.rank(), backend.size()
-        self._ranks = ranks
         self._name = _new_name()
         self._store = RanksStore(store)  # torch calls it as long as it lives
         self._group = dist.ProcessGroup(self._store, rank, ranks)
@@ -113,57 +98,42 @@ class PeerMemory:
         self._group._set_group_name(self._name)  # which is kept by the backends
         _register_process_group(self._name, self._group)
         _SymmetricMemory.set_group_info(self._name, rank, ranks, self._store)
-        memory = _SymmetricMemory.empty_strided_p2p((LIMIT,), (1,), torch.uint8, device, self._name)
+        words = LIMIT // _WORD // (ranks - 1)
+        shape = Mail.shape(ranks, words)
+        strides = torch.empty(shape, device="meta").stride()
+        memory = _SymmetricMemory.empty_strided_p2p(shape, strides, torch.int64, device, self._name)
+        memory.zero_()
+        torch.cuda.synchronize(device)  # before any other rank can write
         self._handle = _SymmetricMemory.rendezvous(memory, self._name)
         self._memory = memory
-        self._buffers = {dtype: memory.view(dtype) for dtype in (torch.float32, torch.bfloat16)}
-        self._closed = threading.Event()
+        addresses = [self._handle.get_buffer(other, shape, torch.int64).data_ptr() for other in range(ranks)]
+        #: through which products are summed.
+        self.mail = Mail.of(addresses, rank, words, device)
+        self._closed = False
         # For call_off, when it may be too late to allocate.
         self._stream = torch.cuda.Stream(device)
-        self._pads = [self._handle.get_signal_pad(other, dtype=torch.int32) for other in range(ranks)]
-        self._calls = [
-            [flags.view_as(pad).pin_memory() for pad, flags in zip(self._pads, turn, strict=True)]
-            for turn in calls(rank, ranks, self._pads[0].numel())
-        ]
+        self._one = torch.ones(1, dtype=torch.int64).pin_memory()
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether :meth:`sum` takes ``x``; by shape and dtype alone, so that all ranks find the same."""
-        num_bytes = x.numel() * self._dtype(x.dtype).itemsize
-        return x.is_floating_point() and 0 < num_bytes <= LIMIT and num_bytes % _VECTOR == 0
+        width = x.shape[-1] if x.ndim else 0
+        return x.dtype in self.DTYPES and width > 0 and self.mail.takes(x.numel() // width, width, x.dtype)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' ``x``, of its shape and dtype; as if in float32 and rounded once."""
-        flat = x.reshape(-1).to(self._dtype(x.dtype))
-        if flat.data_ptr() % _VECTOR:
-            flat = flat.clone()
-        buffer = self._buffers[flat.dtype][: flat.numel()]
-        total = torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, flat, "sum", self._name)
-        return total.to(x.dtype).view(x.shape)
-
-    def _dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """In which the kernel adds. It rounds each sum to it: of two bfloat16 there is only one."""
-        return dtype if dtype is torch.bfloat16 and self._ranks == 2 else torch.float32
+        """The sum of all ranks' ``x``, of its shape and dtype; in float32 and rounded once."""
+        return sum_over_ranks(x.contiguous(), self.mail)
 
     def call_off(self) -> None:
-        """Have kernels go on that wait for a rank which has ended; for seconds, in a thread of its own.
-
-        What is written is :func:`calls`, once for each wait. :meth:`close` ends it.
-        """
-        deadline = time.monotonic() + _CALLING
-        for turn in itertools.cycle(self._calls):
-            with torch.cuda.stream(self._stream):
-                for pad, flags in zip(self._pads, turn, strict=True):
-                    pad.copy_(flags, non_blocking=True)
-            # by the clock: to wait for the device may be forbidden just now
-            if self._closed.wait(_CALL) or time.monotonic() > deadline:
-                return
+        """Have kernels go on that wait for a rank which has ended, and later ones wait for nobody."""
+        with torch.cuda.stream(self._stream):
+            self.mail.stop.copy_(self._one, non_blocking=True)
 
     def close(self) -> None:
-        """Let torch forget the ranks; no sum comes any more, and no call to go on. May be called twice."""
+        """Let torch forget the ranks; no sum comes any more. May be called twice."""
         from torch._C._distributed_c10d import _unregister_process_group
 
-        if not self._closed.is_set():
-            self._closed.set()
+        if not self._closed:
+            self._closed = True
             _unregister_process_group(self._name)
 
     def leak(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import subprocess
@@ -160,6 +161,8 @@ def _apart(function: Callable[[], None]) -> threading.Thread:
 
     thread = threading.Thread(target=run, name="specdecode-free", daemon=True)
     thread.start()
+    # To come back from torch while the interpreter ends would abort the process.
+    atexit.register(thread.join, _FREEING)
     return thread
 
 

@@ -21,6 +21,7 @@ from ..contract import (
     TargetUpdate,
     Unsupported,
 )
+from ..contract.errors import FAULTS
 from .group import Group
 
 
@@ -109,11 +110,11 @@ class LeaderProposer(Proposer):
 
     def _led(self, call: Callable[[Proposer], None]) -> None:
         """Rank 0 calls; if that raises, it raises on all."""
-        error: Exception | None = None
+        error: BaseException | None = None
         if self._own is not None:
             try:
                 call(self._own)
-            except Exception as raised:
+            except FAULTS as raised:
                 error = raised
         told = self._group.agree(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:

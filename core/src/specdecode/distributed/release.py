@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,8 +12,6 @@ if TYPE_CHECKING:
 
 #: Seconds in which somebody who is asking for a collective has done so.
 _ASKING = 0.05
-#: Seconds to wait for the thread that tells kernels to go on.
-_SIGNALS = 1.0
 
 
 class Release(Protocol):
@@ -44,7 +40,7 @@ class DeviceRelease:
     """Of kernels that spin on a GPU.
 
     Args:
-        group: its memory's kernels, if it has any, look for nothing but the other ranks' signals.
+        group: its memory's kernels, if it has any, look for a word of this rank's beside the others'.
         backend: the group's ``torch.distributed.ProcessGroupNCCL``, whose kernels, replayed ones too, look
             for an abort.
     """
@@ -55,7 +51,6 @@ class DeviceRelease:
         self._device = device
         self._peers = group.peers
         self._called_off = False
-        self._signals: threading.Thread | None = None
         self._stream = torch.cuda.Stream(device)
         with torch.cuda.stream(self._stream):
             self._false = torch.zeros(1, device=device)
@@ -67,12 +62,7 @@ class DeviceRelease:
         self._group.broken = True
         time.sleep(_ASKING)
         if self._peers is not None:
-            self._signals = threading.Thread(
-                target=self._peers.call_off, name="specdecode-signals", daemon=True
-            )
-            self._signals.start()
-            # Python's end in the middle of a call into torch would abort the process.
-            atexit.register(self._without_signals)
+            self._peers.call_off()
         self._called_off = True
         self._backend.abort()
 
@@ -86,11 +76,5 @@ class DeviceRelease:
     def free(self) -> None:
         if not self._called_off:
             self._backend.abort()
-        self._without_signals()
-
-    def _without_signals(self) -> None:
         if self._peers is not None:
             self._peers.close()
-        if self._signals is not None:
-            self._signals.join(_SIGNALS)
-            atexit.unregister(self._without_signals)

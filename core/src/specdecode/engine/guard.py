@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..contract import Commit, Proposer, RequestInfo, TargetUpdate
+from ..contract.errors import FAULTS
 
 logger = logging.getLogger(__name__)
-
-#: What is the proposer's failure, its ``sys.exit()`` too. Ctrl-C is the user's, and goes through.
-_FAILURES = (Exception, SystemExit)
 
 #: Method -> what its failure costs; of the others, drafts that fit less.
 _COSTS = {"propose": "this step has no drafts"}
@@ -63,7 +61,7 @@ class GuardedProposer:
     def metrics(self) -> dict[str, float]:
         try:
             told = {f"{self.name}.{key}": float(value) for key, value in self.proposer.metrics().items()}
-        except _FAILURES:
+        except FAULTS:
             if self._strict:
                 raise
             if "metrics" not in self._failing:  # it drafts all the same: told, and not counted
@@ -82,7 +80,7 @@ class GuardedProposer:
     def _guarded(self, method: str, function: Callable[..., Any], *args: Any) -> bool:
         try:
             function(*args)
-        except _FAILURES:
+        except FAULTS:
             if self._strict:
                 raise
             self._failed(method)

@@ -169,7 +169,10 @@ def fused_write(
 
 
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
-    """The stream with a row-parallel product added, behind its sum over the ranks."""
-    if linear.group.size == 1:
-        return add_product(x, linear.operand, linear.bias, stream, gain, delta=linear.delta(x))
-    return add(linear.group.terms(product(x, linear.operand, linear.bias)), stream, gain)
+    """The stream with a row-parallel product added, summed over the ranks: by the product where it can."""
+    group = linear.group
+    mail = group.mail(stream.residual)
+    if group.size == 1 or mail is not None:
+        delta = linear.delta(x)
+        return add_product(x, linear.operand, linear.bias, stream, gain, delta=delta, mail=mail)
+    return add(group.terms(product(x, linear.operand, linear.bias)), stream, gain)

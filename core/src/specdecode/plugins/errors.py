@@ -6,9 +6,6 @@ from specdecode.contract import SpecdecodeError
 
 from .records import Status
 
-#: What plugin code raises by a fault of its own, ``sys.exit()`` too. Ctrl-C is the user's, and goes through.
-FAULTS = (Exception, SystemExit)
-
 
 class PluginError(SpecdecodeError):
     """A plugin cannot be loaded, or did not keep the contract. The plugin's own exception is the cause."""

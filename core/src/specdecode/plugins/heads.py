@@ -13,7 +13,9 @@ from typing import Any
 
 import importlib_metadata
 
-from .errors import FAULTS, PluginError
+from specdecode.contract.errors import FAULTS
+
+from .errors import PluginError
 
 _log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ import pluggy
 from specdecode.config.fields import hints_of
 from specdecode.config.speculative import POLICY_KEYS
 from specdecode.contract import API, ProposerSpec
+from specdecode.contract.errors import FAULTS
 
 from . import hookspecs
 from .discovery import Candidate, refusal
-from .errors import FAULTS, PluginError
+from .errors import PluginError
 from .markers import GROUP, PREFIX
 from .records import Provided, Status
 

@@ -11,9 +11,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from specdecode.contract import CheckpointInfo, ConfigError
+from specdecode.contract.errors import FAULTS
 
 from .discovery import Candidate, core_version, discover
-from .errors import FAULTS, PluginError
+from .errors import PluginError
 from .loading import Family, add_plugin, load_candidate, missing_imports, new_registry
 from .records import MethodRecord, PluginRecord, Provided, Status
 from .resolution import recognize, resolve

@@ -24,10 +24,11 @@ from specdecode.contract import (
     TargetInfo,
     Unsupported,
 )
+from specdecode.contract.errors import FAULTS
 
 from .checkpoint import read_checkpoint
 from .discovery import missing_requirements
-from .errors import FAULTS, PluginError
+from .errors import PluginError
 from .loading import missing_imports
 from .manager import PluginManager
 from .records import Provided

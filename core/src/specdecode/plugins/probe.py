@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from .errors import FAULTS
+from specdecode.contract.errors import FAULTS
 
 #: Parts of a package that are run, not imported.
 _SKIPPED = frozenset({"__main__", "conftest", "tests"})

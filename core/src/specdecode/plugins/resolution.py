@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from packaging.utils import canonicalize_name
 
 from specdecode.contract import CheckpointInfo, ConfigError, Match
+from specdecode.contract.errors import FAULTS
 
-from .errors import FAULTS, PluginError
+from .errors import PluginError
 from .hints import known_methods
 from .records import PluginRecord, Provided, Status
 

@@ -19,6 +19,7 @@ import torch
 
 from ..gpu import takes
 from ..quantized import WordMatrix
+from ..ranks import Mail
 from . import reference
 from .stream import Stream
 
@@ -183,6 +184,7 @@ def add_product(
     gain: torch.Tensor,
     *,
     delta: torch.Tensor | None = None,
+    mail: Mail | None = None,
 ) -> Stream:
     """The stream with ``x W^T + b`` added, scaled by the gain of the norm that comes next.
 
@@ -194,8 +196,12 @@ def add_product(
         bias: ``[H]``.
         gain: ``[H]``.
         delta: ``[T, H]``, part of the product.
+        mail: on a GPU, of ranks that each have some of the inputs: the rounded products of all are summed, as
+            :func:`add` sums them. It :meth:`~specdec_kernels.ranks.Mail.takes` ``[T, H]``. Of the ranks'
+            biases and deltas all are added.
     """
-    return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain, delta=delta)
+    how = {} if mail is None else {"mail": mail}
+    return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain, delta=delta, **how)
 
 
 def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:

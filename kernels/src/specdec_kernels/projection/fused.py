@@ -12,6 +12,7 @@ from triton.language.extra import cuda
 
 from ..activation.gpu import activate
 from ..gpu.sums import sum_squares
+from ..ranks.gpu import begin, end, receive_tile, send_tile
 from .mainloop import (
     accumulate_pairs,
     halves,
@@ -94,11 +95,14 @@ def add_kernel(
     SCALED,
     SQUARES,
     stride,
+    MAIL,
     M,
     ahead,
     N: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr,
+    WORDS: tl.constexpr,
     ROWS: tl.constexpr,
     B0: tl.constexpr,
     B1: tl.constexpr,
@@ -114,7 +118,10 @@ def add_kernel(
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``NEW_RESIDUAL = RESIDUAL + X W^T + DELTA + BIAS``, that by ``GAIN``, and the sums of its squares."""
+    """``NEW_RESIDUAL = RESIDUAL + X W^T + DELTA + BIAS``, that by ``GAIN``, and the sums of its squares.
+
+    With ``MAIL``, a :class:`~specdec_kernels.ranks.Mail`'s state, what is added is summed over its ranks.
+    """
     n, m = place(M, tl.cdiv(N, ROWS), B0 + B1, GROUP)
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
@@ -125,6 +132,8 @@ def add_kernel(
     if PDL:
         cuda.gdc_wait()
     m = m * (B0 + B1)
+    if MAIL is not None:
+        begun = begin(MAIL, RANKS)
     if EARLY:
         r0 = _residual(RESIDUAL, row, m, M, N, B0)
         if B1 > 0:
@@ -136,14 +145,28 @@ def add_kernel(
     if not EARLY:
         gain = tl.load(GAIN + row, mask=row < N, other=0.0)
         r0 = _residual(RESIDUAL, row, m, M, N, B0)
+    if MAIL is not None:
+        dtype = RESIDUAL.dtype.element_ty
+        PAIRS: tl.constexpr = dtype == tl.bfloat16
+        a0 = _with_additions(a0, BIAS, DELTA, row, m, M, N, B0).to(dtype).to(tl.float32)
+        sent0 = send_tile(a0, row, m, M, N, begun, ROWS, B0, PAIRS, RANKS, WORDS)
+        if B1 > 0:
+            a1 = _with_additions(a1, BIAS, DELTA, row, m + B0, M, N, B1).to(dtype).to(tl.float32)
+            sent1 = send_tile(a1, row, m + B0, M, N, begun, ROWS, B1, PAIRS, RANKS, WORDS)
+        a0 = receive_tile(sent0, row, m, M, N, begun, MAIL, ROWS, B0, PAIRS, RANKS, WORDS)
+        BIAS, DELTA = None, None  # are in the sum
     _add(a0, r0, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m, M, N, COLUMNS, ROWS, B0)
     if B1 > 0:
         if not EARLY:
             r1 = _residual(RESIDUAL, row, m + B0, M, N, B1)
+        if MAIL is not None:
+            a1 = receive_tile(sent1, row, m + B0, M, N, begun, MAIL, ROWS, B1, PAIRS, RANKS, WORDS)
         _add(
             a1, r1, gain, BIAS, DELTA, NEW_RESIDUAL, SCALED, SQUARES, stride, row, n, m + B0, M, N, COLUMNS,
             ROWS, B1,
         )  # fmt: skip
+    if MAIL is not None:
+        end(begun, MAIL)
 
 
 @triton.jit
@@ -151,6 +174,19 @@ def _residual(RESIDUAL, row, m, M, N: tl.constexpr, B: tl.constexpr):
     m = m + tl.arange(0, B)
     inside = (row < N)[:, None] & (m < M)[None, :]
     return tl.load(RESIDUAL + m.to(tl.int64)[None, :] * N + row[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _with_additions(a, BIAS, DELTA, row, m, M, N: tl.constexpr, B: tl.constexpr):
+    if DELTA is not None:
+        m = m + tl.arange(0, B)
+        inside = (row < N)[:, None] & (m < M)[None, :]
+        a += tl.load(DELTA + m.to(tl.int64)[None, :] * N + row[:, None], mask=inside, other=0.0).to(
+            tl.float32
+        )
+    if BIAS is not None:
+        a += tl.load(BIAS + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
+    return a
 
 
 @triton.jit
@@ -174,13 +210,10 @@ def _add(
     B: tl.constexpr,
 ):
     dtype = NEW_RESIDUAL.dtype.element_ty
-    m = m + tl.arange(0, B)
+    first, m = m, m + tl.arange(0, B)
     at = m.to(tl.int64)[None, :] * N + row[:, None]
     inside = (row < N)[:, None] & (m < M)[None, :]
-    if DELTA is not None:
-        a += tl.load(DELTA + at, mask=inside, other=0.0).to(tl.float32)
-    if BIAS is not None:
-        a += tl.load(BIAS + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
+    a = _with_additions(a, BIAS, DELTA, row, first, M, N, B)
     residual = residual.to(tl.float32) + a.to(dtype).to(tl.float32)
     rounded = residual.to(dtype)
     tl.store(NEW_RESIDUAL + at, rounded, mask=inside)

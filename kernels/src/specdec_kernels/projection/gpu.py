@@ -10,6 +10,7 @@ import triton
 
 from ..gpu import launch
 from ..quantized import WordMatrix
+from ..ranks import Mail
 from . import tiles
 from .between import add_terms_kernel, embed_kernel, gather_kernel, join_kernel, normalize_kernel
 from .boxes import boxes
@@ -162,6 +163,7 @@ def add_product(
     gain: torch.Tensor,
     *,
     delta: torch.Tensor | None = None,
+    mail: Mail | None = None,
 ) -> Stream:
     x = _ordered(x, weight)
     tokens = x.shape[0]
@@ -171,10 +173,12 @@ def add_product(
         _launch(
             add_kernel,
             *(_tile("add", x, weight), width, weight, x, bias, delta, stream.residual.contiguous(), gain),
-            *(new.residual, new.scaled, *_squares(new)),
+            *(new.residual, new.scaled, *_squares(new), None if mail is None else mail.state),
             N=width,
             K=inputs,
             COLUMNS=new.columns,
+            RANKS=1 if mail is None else mail.ranks,
+            WORDS=0 if mail is None else mail.words,
         )
     return new
 

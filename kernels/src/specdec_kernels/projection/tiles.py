@@ -13,7 +13,7 @@ import torch
 from ..quantized import BLOCK, WordMatrix
 from .stream import COLUMNS
 
-#: Outputs from which a matrix of words has tiles for all SMs, and the parts that the inputs of others are in.
+#: Outputs from which tiles of 128 rows are enough for all SMs; a matrix of words with fewer is in parts.
 _MANY_OUTPUTS, _PARTS = 16384, 4
 #: Most rows and tokens of a tile in which the parts stand beside each other.
 _TALLEST, _WIDEST = 256, 128
@@ -96,18 +96,20 @@ def choose(
     by_shape = found.get(f"{outputs}x{inputs}", {})
     if (values := by_shape.get(str(bound))) is not None:
         return Tile.parse(values)
-    return by_rule_of_words(kind, dtype, bound, parts) if label else by_rule(kind, dtype, inputs, bound)
+    if label:
+        return by_rule_of_words(kind, dtype, bound, parts)
+    return by_rule(kind, dtype, outputs, inputs, bound)
 
 
-def by_rule(kind: str, dtype: torch.dtype, inputs: int, bound: int) -> Tile:
-    """A good tile for any shape: what won on an H100 for the shape of an 8B model."""
+def by_rule(kind: str, dtype: torch.dtype, outputs: int, inputs: int, bound: int) -> Tile:
+    """A good tile for any shape: what won on Hopper cards for an 8B model's shape, whole and halved."""
     widest = max(16, 1 << (inputs - 1).bit_length())
     if dtype is torch.float32:  # by fused multiply-adds, in registers
         return Tile(64, (min(bound, 64) if bound in (16, 32) else 64, 0), min(32, widest), 2, 4)
     if bound <= 64:
-        rows = 128 if kind == "gate_up" else 64
+        rows = 128 if kind == "gate_up" and bound > 16 and outputs >= _MANY_OUTPUTS else 64
         ahead = {"qkv": 4096, "gate_up": 1024, "add": 2048 if inputs > 8192 else 1024, "product": 0}[kind]
-        stages = 4 if kind == "gate_up" else 6 if bound > 32 or kind == "add" else 8
+        stages = 4 if rows == 128 else 6 if bound > 32 or kind == "add" else 8
         tokens = (32, 16) if bound == 48 else (bound, 0)
         return Tile(rows, tokens, min(128, widest), stages, 4, ahead)
     if bound <= 256:

@@ -34,7 +34,21 @@ class DraftShape:
     vocab_size: int
     context: int  #: tokens that it was made for
     native: bool  #: run by the native decoder, else by transformers' code
+    hidden: int = 0  #: of a native one, as what follows
+    inner: int = 0
+    query_heads: int = 0
     value_dim: int | None = None  #: of a value head, if it is not ``head_dim``
+
+    @property
+    def weights(self) -> int:
+        """Of a layer's products."""
+        attended = 2 * (self.query_heads + self.heads) * self.head_dim
+        return self.hidden * (attended + 3 * self.inner)
+
+    def divides(self, ranks: int) -> bool:
+        """Whether so many can share it out."""
+        whole = self.query_heads % ranks == 0 and self.inner % ranks == 0
+        return self.native and whole and (self.heads % ranks == 0 or ranks % self.heads == 0)
 
 
 def describe(checkpoint: CheckpointInfo) -> DraftShape:
@@ -65,6 +79,9 @@ def describe(checkpoint: CheckpointInfo) -> DraftShape:
         vocab_size=sizes["vocab_size"],
         context=_context(config, sizes["max_position_embeddings"], where),
         native=True,
+        hidden=hidden,
+        inner=sizes["intermediate_size"],
+        query_heads=heads,
     )
     activation(config, where)
     if not checkpoint.dummy:  # of a dummy no weights are read

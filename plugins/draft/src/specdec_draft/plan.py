@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import attrs
-from specdecode.contract import KVSpec, Needs, Place, PlanContext, Probs, Ranks, Unsupported
+from specdecode.contract import KVSpec, Needs, Place, PlanContext, Probs, Ranks, TargetInfo, Unsupported
 
 from .checkpoint import DraftShape, describe
 from .config import DraftModelConfig
 from .vocabulary import Vocabulary, match_vocabularies
+
+#: Bytes of a layer that a rank must be spared: what a GPU reads while two sums over the ranks are made.
+_SPARED = 24 << 20
 
 
 @attrs.frozen(kw_only=True)
@@ -34,18 +37,19 @@ def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
     target, draft = context.target, context.draft
     if draft is None:
         raise Unsupported("a draft model needs a checkpoint: set model")
-    ranks = config.draft_tensor_parallel_size or 1
+    shape = describe(draft)
+    dtype = config.dtype or ("bfloat16" if config.quantization else target.dtype)
+    quantised = bool(config.quantization or draft.config.get("quantization_config"))
+    ranks = config.draft_tensor_parallel_size or (1 if quantised else _ranks(shape, dtype, target))
     if ranks not in (1, target.tensor_parallel_size):
         raise Unsupported(
             f"draft_tensor_parallel_size must be 1 or the target's {target.tensor_parallel_size}, got {ranks}"
         )
-    shape = describe(draft)
     if ranks > 1 and not shape.native:
         raise Unsupported(
             f"draft_tensor_parallel_size={ranks} works with drafts of the native families: leave it at 1, "
             "where every rank computes the whole draft"
         )
-    dtype = config.dtype or ("bfloat16" if config.quantization else target.dtype)
     if config.quantization and (
         dtype != "bfloat16" or not target.device.startswith("cpu") or not shape.native
     ):
@@ -67,6 +71,15 @@ def plan(config: DraftModelConfig, context: PlanContext) -> Plan:
         context=min(config.max_model_len or shape.context, target.max_model_len),
         ranks=ranks,
     )
+
+
+def _ranks(shape: DraftShape, dtype: str, target: TargetInfo) -> int:
+    """How many had better share a draft out: the target's ranks, where reading less is worth the messages."""
+    ranks = target.tensor_parallel_size
+    if ranks == 1 or target.device.startswith("cpu") or not shape.divides(ranks):
+        return 1
+    num_bytes = shape.weights * (4 if dtype == "float32" else 2)
+    return ranks if num_bytes * (ranks - 1) // ranks >= _SPARED else 1
 
 
 def needs(config: DraftModelConfig, context: PlanContext) -> Needs:

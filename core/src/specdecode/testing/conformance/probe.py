@@ -24,6 +24,7 @@ from ...contract import (
     TargetUpdate,
     Tokens,
 )
+from ...contract.errors import FAULTS
 from ...engine.feed import buffers_of, replaced
 from ..scripted.wrapping import WrappingProposer
 from .syncs import SyncWatch
@@ -158,7 +159,7 @@ class Probe(WrappingProposer):
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self.inner, method)(*arguments)
-        except (Exception, SystemExit) as error:
+        except FAULTS as error:
             self.log.raised.append((method, error))
             raise
         finally:
