@@ -165,6 +165,22 @@ def test_a_mixture_of_what_is_normalised_already():
     assert gpu.mix(x[:0], logits[:0], gate_up, down, **how).shape == (0, ODD.hidden)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_terms_of_ranks_add_up_to_the_mixture(dtype):
+    """Each rank has half of every expert, all of the router, and the same tokens."""
+    stream, (router, gate_up, down) = a_stream(7, ODD.hidden, dtype), weights(ODD, dtype)
+    how = {"eps": EPS, "count": ODD.count, "normalize": True, "activation": "silu"}
+    gate, up = gate_up.chunk(2, 1)
+    cut = ODD.inner // 2
+    terms = []
+    for own in (slice(0, cut), slice(cut, None)):
+        parts = router, torch.cat((gate[:, own], up[:, own]), 1).contiguous(), down[..., own].contiguous()
+        got, want = (chosen.expert_sums(stream, *parts, **how) for chosen in (gpu, reference))
+        close(got, want, dtype)
+        terms.append(got.float())
+    close(sum(terms).to(dtype), reference.expert_sums(stream, router, gate_up, down, **how), dtype)
+
+
 def test_many_tokens_go_through_in_parts(monkeypatch):
     stream, parts = a_stream(10, TINY.hidden, torch.float32), weights(TINY, torch.float32)
     whole = added(gpu, TINY, stream, parts, torch.float32)

@@ -146,6 +146,8 @@ def test_layers_of_the_target_itself(folder):
         ("qwen3", {"num_key_value_heads": 1}),
         ("smollm", {"vocab_size": 301}),  # tied
         ("llama", {"mlp_bias": True, "attention_bias": True}),
+        ("qwen3-moe", {}),
+        ("mixtral", {}),
     ],
 )
 @pytest.mark.parametrize("fused", ["0", "1"])
@@ -157,6 +159,17 @@ def test_families_by_layers_and_by_fused_products(folder, monkeypatch, family, c
     expected = one(prompts, params)
     engine = Engine(path, tensor_parallel_size=2)
     same(one, engine(prompts, params), expected, prompts, params)
+    engine.llm.shutdown()
+
+
+def test_a_mixture_of_experts_with_a_head_on_four_ranks(folder):
+    path = tiny_checkpoint(folder / "mixture", "qwen3-moe", output_scale=0.3, num_hidden_layers=4)
+    head = {"method": "eagle3", "model": str(write_head(folder / "its head", "eagle3", path)), **FOUR}
+    prompts, params = requests(4)
+    one = Engine(path)
+    engine = Engine(path, head, "late", tensor_parallel_size=4)
+    same(one, engine(prompts, params), one(prompts, params), prompts, params)
+    assert engine.metric("vllm:spec_decode_num_draft_tokens") > 0
     engine.llm.shutdown()
 
 

@@ -172,8 +172,36 @@ def test_a_dtype_without_a_kernel_is_refused(tmp_path):
         load_model(files, dtype=torch.float16, device=torch.device("cuda"), max_model_len=64)
 
 
-def test_ranks_are_refused(tmp_path):
+def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path):
+    config = load(tiny_checkpoint(tmp_path, "mixtral", num_attention_heads=12, num_key_value_heads=6)).config
+    for ranks in (1, 2):
+        config.check_ranks(ranks)
+    size = config.experts.intermediate_size
+    with pytest.raises(
+        ConfigError, match=f"=3 does not divide the model's intermediate_size of an expert {size}"
+    ):
+        config.check_ranks(3)
+
+
+class Second:
+    """A rank of two that is never asked to sum."""
+
+    rank, size = 1, 2
+
+
+def test_a_rank_has_its_part_of_every_expert(tmp_path):
+    """Gate and up by rows, down by columns; experts in one stacked tensor cannot be shared out."""
     config = load(tiny_checkpoint(tmp_path, "mixtral")).config
-    config.check_ranks(1)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2 does not work with a mixture"):
-        config.check_ranks(2)
+    kind = {"dtype": torch.float32, "device": torch.device("cpu")}
+    mlp = SparseMLP(config, config.experts, group=Second(), **kind)
+    size, half = config.experts.intermediate_size, config.experts.intermediate_size // 2
+    gate, down = mlp.gate_up_proj.share("up_proj"), mlp.down_proj.share("down_proj")
+    assert (gate.dim, gate.start, gate.size) == (0, half, half)
+    assert (down.dim, down.start, down.size) == (1, half, half)
+    assert mlp.gate_up_proj.shape(0, "gate_proj") == (size, config.hidden_size)
+    assert mlp.gate_up_proj.destination(0, "gate_proj").shape == (half, config.hidden_size)
+    assert mlp.down_proj.shape(0, "down_proj") == (config.hidden_size, size)
+    assert mlp.down_proj.destination(0, "down_proj").shape == (config.hidden_size, half)
+    for module in (mlp.gate_up_proj, mlp.down_proj):
+        with pytest.raises(ConfigError, match="a tensor for each expert"):
+            module.destination()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from specdec_kernels.experts import Groups, PackedExperts, grouped_linear, pack_experts
 
+from ..contract import ConfigError
+from ..distributed import Share
 from .packed import Form, NativeWeight, Packable, PackedWeight
 
 
@@ -15,6 +17,8 @@ class ExpertsLinear(Packable):
 
     Args:
         parts: name -> number of outputs, in the order of the outputs; of one part the name is not asked for.
+        shares: of each part's outputs what this rank has; None: all.
+        inputs: of the inputs likewise.
     """
 
     def __init__(
@@ -25,8 +29,16 @@ class ExpertsLinear(Packable):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        shares: Mapping[str, Share] | None = None,
+        inputs: Share | None = None,
     ) -> None:
         super().__init__()
+        self._whole = {name: (size, in_features) for name, size in parts.items()}
+        self._shares = shares if inputs is None else dict.fromkeys(parts, inputs)
+        if shares is not None:
+            parts = {name: share.size for name, share in shares.items()}
+        if inputs is not None:
+            in_features = inputs.size
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, sum(parts.values())
         self._parts: dict[str, slice] = {}
         start = 0
@@ -51,16 +63,29 @@ class ExpertsLinear(Packable):
         return sum(own.num_bytes for own in self._packed)
 
     def destination(self, expert: int | None = None, part: str | None = None) -> torch.Tensor:
-        """Where a checkpoint's weights of one part of one expert, or of all, belong: a contiguous view."""
+        """Where a checkpoint's weights of one part of one expert, or of all, belong: a contiguous view.
+
+        Raises:
+            ConfigError: they are of all experts, of which ranks have a share each.
+        """
         weight = self.weight.data
-        if expert is None:
-            return weight
-        return weight[expert] if part is None else weight[expert, self._parts[part]]
+        if expert is not None:
+            return weight[expert] if part is None else weight[expert, self._parts[part]]
+        if self._shares is not None:
+            raise ConfigError(
+                "tensor_parallel_size works with mixtures whose checkpoint has a tensor for each expert, and "
+                "this one has all experts in one: save it as its family is published, or use one device"
+            )
+        return weight
+
+    def share(self, part: str) -> Share | None:
+        """What of an expert's tensor is this rank's; None: all."""
+        return None if self._shares is None else self._shares[part]
 
     def shape(self, expert: int | None = None, part: str | None = None) -> tuple[int, ...]:
-        """Of that tensor, packed or not."""
-        rows = self._parts[part] if part is not None else slice(0, self.out_features)
-        shape = (rows.stop - rows.start, self.in_features)
+        """Of that tensor, packed or not; of all ranks."""
+        sizes = [size for name, size in self._whole.items() if part in (None, name)]
+        shape = (sum(outputs for outputs, _ in sizes), sizes[0][1])
         return shape if expert is not None else (self.num_experts, *shape)
 
     def _make_packed(self, form: Form) -> PackedExperts | list[PackedWeight]:

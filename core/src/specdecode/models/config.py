@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from specdecode.contract import ConfigError
-from specdecode.distributed import head_shares, share_of
+from specdecode.distributed import Share, head_shares, share_of
 from specdecode.layers.rotary import RopeConfig
 
 #: Values of a config's ``hidden_act`` -> the activation's name in :mod:`specdec_kernels.activation`.
@@ -21,6 +21,11 @@ class ExpertsConfig:
     intermediate_size: int  #: of an expert
     normalize: bool  #: weights of a token's experts add up to 1
     layers: tuple[bool, ...]  #: whether each layer has one; the others have an MLP
+
+    def share(self, rank: int, ranks: int, dim: int = 0) -> Share:
+        """Of an expert's inner dimension, which is ``dim`` of a tensor, what a rank has."""
+        what = "intermediate_size of an expert"
+        return share_of(self.intermediate_size, rank, ranks, dim=dim, what=what)
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= self.count <= self.num_experts:
@@ -64,13 +69,11 @@ class DecoderConfig:
 
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError if the model cannot be shared out among ``ranks``."""
-        if self.experts is not None and ranks > 1:
-            raise ConfigError(
-                f"tensor_parallel_size={ranks} does not work with a mixture of experts in this version: "
-                "leave it out, or use a dense model"
-            )
         head_shares(self.num_heads, self.num_kv_heads, 0, ranks)
-        share_of(self.intermediate_size, 0, ranks, what="intermediate_size")
+        if self.experts is not None:
+            self.experts.share(0, ranks)
+        if any(self.experts_of(layer) is None for layer in range(self.num_layers)):
+            share_of(self.intermediate_size, 0, ranks, what="intermediate_size")
 
     def __attrs_post_init__(self) -> None:
         if self.hidden_act not in ACTIVATIONS:

@@ -155,7 +155,7 @@ class DecoderLayer(torch.nn.Module):
         self.mlp: MLP | SparseMLP = (
             MLP(config, dtype=dtype, device=device, group=group)
             if mixture is None
-            else SparseMLP(config, mixture, dtype=dtype, device=device)
+            else SparseMLP(config, mixture, dtype=dtype, device=device, group=group)
         )
 
     def forward(

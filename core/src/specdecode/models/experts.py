@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from specdec_kernels import activation, experts
 from specdec_kernels.gpu import DTYPES as GPU_DTYPES
-from specdec_kernels.projection import Activation, Stream
+from specdec_kernels.projection import Activation, Stream, add
 
 from specdecode.contract import ConfigError
+from specdecode.distributed import SOLO, Group
 from specdecode.layers.experts import ExpertsLinear
 from specdecode.layers.packed import Form, PackedWeight
 
@@ -55,24 +57,40 @@ class Router(torch.nn.Module):
 
 
 class SparseMLP(torch.nn.Module):
-    """A router and its experts, each a gated MLP."""
+    """A router and its experts, each a gated MLP. Of each expert ranks share out the inner dimension."""
 
     def __init__(
-        self, config: DecoderConfig, mixture: ExpertsConfig, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        mixture: ExpertsConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group = SOLO,
     ) -> None:
         super().__init__()
         hidden, size, count = config.hidden_size, mixture.intermediate_size, mixture.num_experts
-        self.gate = Router(hidden, count, dtype=dtype, device=device)
+        kind: dict[str, Any] = {"dtype": dtype, "device": device}
+        own = inner = None
+        if group.size > 1:
+            rows, inner = (mixture.share(group.rank, group.size, dim) for dim in (0, 1))
+            own = {"gate_proj": rows, "up_proj": rows}
+        self.group = group
+        self.gate = Router(hidden, count, **kind)
         self.gate_up_proj = ExpertsLinear(
-            count, hidden, {"gate_proj": size, "up_proj": size}, dtype=dtype, device=device
+            count, hidden, {"gate_proj": size, "up_proj": size}, shares=own, **kind
         )
-        self.down_proj = ExpertsLinear(count, size, {"down_proj": hidden}, dtype=dtype, device=device)
+        self.down_proj = ExpertsLinear(count, size, {"down_proj": hidden}, inputs=inner, **kind)
         self.count, self.normalize = mixture.count, mixture.normalize
         self.activation = getattr(activation, ACTIVATIONS[config.hidden_act])
         self.act: Activation = "silu" if config.hidden_act != "gelu_pytorch_tanh" else "gelu_tanh"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[T, H] -> [T, H]``."""
+        return self.group.all_reduce(self._mix(x))
+
+    def _mix(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's term."""
         logits = self.gate(x)
         if x.is_cuda:
             return experts.mix(
@@ -91,17 +109,11 @@ class SparseMLP(torch.nn.Module):
 
     def add_to(self, stream: Stream, gain: torch.Tensor, eps: float) -> Stream:
         """The fused forward: the stream with what it gives added, scaled for the norm that comes next."""
-        return experts.add_experts(
-            stream,
-            self.gate.weight,
-            self.gate_up_proj.weight,
-            self.down_proj.weight,
-            gain,
-            eps=eps,
-            count=self.count,
-            normalize=self.normalize,
-            activation=self.act,
-        )
+        weights = self.gate.weight, self.gate_up_proj.weight, self.down_proj.weight
+        how: dict[str, Any] = {"count": self.count, "normalize": self.normalize, "activation": self.act}
+        if self.group.size == 1:
+            return experts.add_experts(stream, *weights, gain, eps=eps, **how)
+        return add(self.group.terms(experts.expert_sums(stream, *weights, eps=eps, **how)), stream, gain)
 
 
 def check_experts(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:

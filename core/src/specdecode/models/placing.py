@@ -172,7 +172,8 @@ def _of_experts(path: str, module: ExpertsLinear) -> Iterator[tuple[str, Place]]
     for name, (expert, part) in expert_tensors(path, module):
         names.append(name)
         destination = functools.partial(module.destination, expert, part)
-        yield name, Place(module=module, shape=module.shape(expert, part), destination=destination)
+        shape, share = module.shape(expert, part), module.share(part)
+        yield name, Place(module=module, shape=shape, share=share, destination=destination)
     block, _, own = path.rpartition(".")
     yield (
         f"{block}.experts.{own}",

@@ -12,7 +12,7 @@ def check_shareable(files: ModelFiles, ranks: int) -> None:
     """Refuse a model that ``ranks`` cannot share out.
 
     Raises:
-        Unsupported: transformers' code runs it, its weights are quantised, or it is a mixture of experts.
+        Unsupported: transformers' code runs it, or its weights are quantised.
         ConfigError: a size of it cannot be divided.
     """
     if ranks == 1:

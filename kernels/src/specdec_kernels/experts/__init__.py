@@ -105,6 +105,23 @@ def add_experts(
     )
 
 
+def expert_sums(
+    stream: Stream,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    eps: float,
+    count: int,
+    normalize: bool,
+    activation: Activation,
+) -> torch.Tensor:
+    """What :func:`add_experts` adds, ``[T, H]``, rounded; of ranks that share out ``I``, one term."""
+    return _implementation(stream.scaled, router, gate_up, down).expert_sums(
+        stream, router, gate_up, down, eps=eps, count=count, normalize=normalize, activation=activation
+    )
+
+
 def expected_experts(num_experts: int, count: int, tokens: float) -> float:
     """How many experts ``tokens`` tokens touch on the average, each choosing ``count`` evenly at random.
 
@@ -122,6 +139,6 @@ def _implementation(*tensors: torch.Tensor):
 
 
 __all__ = [
-    "Groups", "PackedExperts", "add_experts", "choose", "combine", "expected_experts", "group",
+    "Groups", "PackedExperts", "add_experts", "choose", "combine", "expected_experts", "expert_sums", "group",
     "grouped_linear", "mix", "pack_experts",
 ]  # fmt: skip

@@ -7,6 +7,8 @@ tokens alone decides, so that they can be captured into a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import triton
 
@@ -41,15 +43,9 @@ def mix(
     activation: str,
 ) -> torch.Tensor:
     out = torch.empty_like(x)
-    for begin in range(0, len(x), _TOKENS):
-        own = slice(begin, begin + _TOKENS)
-        stream = Stream(x[own], x[own], None)
-        y = _outputs(stream, logits[own], gate_up, down, 0.0, count, normalize, activation)
-        grid = (len(stream.scaled), -(-x.shape[1] // 1024))
-        launch(
-            combine_kernel, grid, *(y, None, None, out[own], None, None, 0),
-            H=x.shape[1], COUNT=count, num_warps=4,
-        )  # fmt: skip
+    for own, part in _parts(Stream(x, x, None)):
+        y = _outputs(part, logits[own], gate_up, down, 0.0, count, normalize, activation)
+        _combine(y, count, out[own])
     return out
 
 
@@ -68,25 +64,59 @@ def add_experts(
     tokens, width = stream.residual.shape
     new = Stream.empty(tokens, width, stream.residual)
     assert new.squares is not None
-    for begin in range(0, tokens, _TOKENS):
-        own = slice(begin, begin + _TOKENS)
-        part = Stream(
-            stream.residual[own],
-            stream.scaled[own],
-            None if stream.squares is None else stream.squares[:, begin:],
-        )
+    for own, part in _parts(stream):
         logits = scores(part, router, eps)
         y = _outputs(part, logits, gate_up, down, eps, count, normalize, activation)
-        squares = new.squares[:, begin:]
-        launch(
-            combine_kernel,
-            (len(part.scaled), -(-width // 1024)),
-            *(y, part.residual, gain, new.residual[own], new.scaled[own], squares, squares.stride(0)),
-            H=width,
-            COUNT=count,
-            num_warps=4,
-        )
+        squares = new.squares[:, own.start :]
+        _combine(y, count, new.residual[own], part.residual, gain, new.scaled[own], squares)
     return new
+
+
+def expert_sums(
+    stream: Stream,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    eps: float,
+    count: int,
+    normalize: bool,
+    activation: str,
+) -> torch.Tensor:
+    out = torch.empty_like(stream.residual)
+    for own, part in _parts(stream):
+        logits = scores(part, router, eps)
+        _combine(_outputs(part, logits, gate_up, down, eps, count, normalize, activation), count, out[own])
+    return out
+
+
+def _parts(stream: Stream) -> Iterator[tuple[slice, Stream]]:
+    """Tokens that go through at once."""
+    for begin in range(0, len(stream.residual), _TOKENS):
+        own = slice(begin, begin + _TOKENS)
+        squares = None if stream.squares is None else stream.squares[:, begin:]
+        yield own, Stream(stream.residual[own], stream.scaled[own], squares)
+
+
+def _combine(
+    y: torch.Tensor,
+    count: int,
+    out: torch.Tensor,
+    before: torch.Tensor | None = None,
+    gain: torch.Tensor | None = None,
+    scaled: torch.Tensor | None = None,
+    squares: torch.Tensor | None = None,
+) -> None:
+    """A token's sum of its choices to ``out``; or behind ``before``, with the rest of a stream."""
+    tokens, width = out.shape
+    launch(
+        combine_kernel,
+        (tokens, -(-width // 1024)),
+        *(y, before, gain, out, scaled, squares, 0 if squares is None else squares.stride(0)),
+        H=width,
+        COUNT=count,
+        num_warps=4,
+    )
 
 
 def scores(stream: Stream, router: torch.Tensor, eps: float) -> torch.Tensor:

@@ -67,9 +67,25 @@ def add_experts(
     normalize: bool,
     activation: str,
 ) -> Stream:
+    sums = expert_sums(
+        stream, router, gate_up, down, eps=eps, count=count, normalize=normalize, activation=activation
+    )
+    return stream_of(stream.residual + sums, gain)
+
+
+def expert_sums(
+    stream: Stream,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    eps: float,
+    count: int,
+    normalize: bool,
+    activation: str,
+) -> torch.Tensor:
     logits = normalized_product(stream, router, None, eps)
-    sums = _sums(stream, logits, gate_up, down, eps, count, normalize, activation)
-    return stream_of(stream.residual + sums.to(stream.residual.dtype), gain)
+    return _sums(stream, logits, gate_up, down, eps, count, normalize, activation).to(stream.residual.dtype)
 
 
 def _sums(
