@@ -137,10 +137,10 @@ def test_windows_trees_and_rows_of_any_length(dtype, window):
 @pytest.mark.parametrize("window", [None, 70])
 def test_where_processors_are_idle_few_tokens_of_a_tree_share_a_tile(monkeypatch, dtype, window):
     """Which does not change a bit."""
-    rows = [tree(base) for base in (126, 10)]
+    rows = [tree(base) for base in (62, 130, 10)]
     batch = Batch(rows, kv_heads=2, dtype=dtype)
     found, shared = [], []
-    for processors in (2, 8, 44, 88):
+    for processors in (2, 12, 66, 132):
         monkeypatch.setattr(gpu, "_num_sms", lambda device, processors=processors: processors)
         batch.check(("listed", "uniform"), window=window)
         meta = batch.meta("uniform")
