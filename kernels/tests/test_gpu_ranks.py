@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from specdec_kernels.projection import gpu, reference
+from specdec_kernels.quantized import QuantizedMatrix, words_of
 from specdec_kernels.ranks import Mail, sum_over_ranks, words_of_sum
 from specdec_kernels.ranks.mail import DONE, NUMBER
 
@@ -110,6 +111,35 @@ def test_a_product_is_summed_as_its_terms_are(ranks, width, inputs, bias, tokens
             assert torch.equal(found.scaled, expected.scaled)
             assert torch.equal(found.squares[:, :tokens], expected.squares[:, :tokens])
     assert together.numbers == [2] * ranks
+
+
+@pytest.mark.parametrize("form", [("int4", 128), ("fp8", 0)], ids=str)
+def test_so_is_a_product_of_quantised_weights(form, dtype):
+    """Whose partial sums of squares are of fewer columns, in the one way and in the other."""
+    kind, group = form
+    together, tokens, width, inputs = Ranks(2, 1 << 12), 3, 96, 512
+    gain = randn(width, seed=1, dtype=dtype)
+    generator = torch.Generator(DEVICE).manual_seed(2)
+    groups = inputs // group if group else 1
+    weights = [
+        words_of(QuantizedMatrix.random(kind, width, inputs, groups, std=inputs**-0.5, generator=generator))
+        for _ in range(2)
+    ]
+    stream = reference.embed(torch.arange(tokens, device=DEVICE), randn(7, width, seed=3, dtype=dtype), gain)
+    xs = [randn(tokens, inputs, seed=20 + rank, dtype=dtype) for rank in range(2)]
+    terms = torch.stack([gpu.product(xs[rank], weights[rank], None) for rank in range(2)])
+    expected = gpu.add(terms, stream, gain, weights[0])
+    assert expected.columns < 64
+    of_reference = reference.add(terms, stream, gain, weights[0])
+    torch.testing.assert_close(
+        expected.squares[:, :tokens], of_reference.squares[:, :tokens], rtol=1e-2, atol=1e-3
+    )
+    for found in together(
+        lambda rank, mail: gpu.add_product(xs[rank], weights[rank], None, stream, gain, mail=mail)
+    ):
+        assert found.columns == expected.columns
+        assert torch.equal(found.residual, expected.residual)
+        assert torch.equal(found.squares[:, :tokens], expected.squares[:, :tokens])
 
 
 def test_who_is_told_to_stop_waits_for_nobody(dtype):

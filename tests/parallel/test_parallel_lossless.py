@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from specdec_eagle.testing import write_head
 from specdec_medusa.testing import write_heads
@@ -15,6 +13,7 @@ from specdecode.distributed.proposers import check_ranks
 from specdecode.testing.divergence import explain_divergence
 from specdecode.testing.invariants import check_core
 from specdecode.testing.lossless import Engine, requests
+from specdecode.testing.quantized import quantized_checkpoint
 from specdecode.testing.ranks import ranks_in_threads
 from specdecode.testing.tiny import tiny_checkpoint
 from transformers import GPTNeoXConfig
@@ -162,6 +161,36 @@ def test_families_by_layers_and_by_fused_products(folder, monkeypatch, family, c
     engine.llm.shutdown()
 
 
+@pytest.mark.parametrize("fused", ["0", "1"])
+@pytest.mark.parametrize("layout", ["awq", "gptq", "fp8", "fp8-block", "compressed-int8-channel"])
+def test_quantised_checkpoints(folder, monkeypatch, layout, fused):
+    """Each rank keeps its part of what is stored; with a draft in the same layout."""
+    monkeypatch.setenv("SPECDECODE_FUSED", fused)
+    sizes = {"output_scale": 0.3, "hidden_size": 128, "intermediate_size": 256}
+    path, _ = quantized_checkpoint(folder / f"{layout}-{fused}", layout, **sizes)
+    draft = {"method": "draft_model", "model": str(path), "num_speculative_tokens": 3}
+    prompts, params = requests(4)
+    one = Engine(path)
+    expected = one(prompts, params)
+    held = one.llm.llm_engine.core.runner.model
+    engine = Engine(path, draft, tensor_parallel_size=2)
+    same(one, engine(prompts, params), expected, prompts, params)
+    assert engine.accepted > 0
+    own, whole = (model.layers[0].mlp.down_proj for model in (engine.llm.llm_engine.core.runner.model, held))
+    assert own.packed == whole.packed and own.num_bytes < 0.6 * whole.num_bytes
+    engine.llm.shutdown()
+
+
+def test_quantised_weights_that_ranks_cannot_share(folder):
+    """Groups that the cut would go through, and inputs in an order of their own."""
+    path, _ = quantized_checkpoint(folder / "odd groups", "awq", intermediate_size=96)
+    with pytest.raises(ConfigError, match=r"mlp.down_proj .* cannot be shared out .*groups of 32 inputs"):
+        Engine(path, tensor_parallel_size=2)
+    path, _ = quantized_checkpoint(folder / "ordered", "gptq-desc-act", intermediate_size=128)
+    with pytest.raises(ConfigError, match=r"cannot be shared out .*desc_act"):
+        Engine(path, tensor_parallel_size=2)
+
+
 def test_a_mixture_of_experts_with_a_head_on_four_ranks(folder):
     path = tiny_checkpoint(folder / "mixture", "qwen3-moe", output_scale=0.3, num_hidden_layers=4)
     head = {"method": "eagle3", "model": str(write_head(folder / "its head", "eagle3", path)), **FOUR}
@@ -262,13 +291,7 @@ def test_models_that_cannot_be_shared_out(folder, changes, size, message):
         Engine(path, tensor_parallel_size=size)
 
 
-def test_models_that_others_run_and_quantised_ones_are_refused(folder):
-    path = tiny_checkpoint(folder / "quantised")
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32}
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Unsupported, match="unquantised checkpoints"):
-        Engine(path, tensor_parallel_size=2)
+def test_models_that_others_run_are_refused(folder):
     foreign = folder / "foreign"
     GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"], num_hidden_layers=1).save_pretrained(foreign)
     with pytest.raises(Unsupported, match="which transformers' code runs"):

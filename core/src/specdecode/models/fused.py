@@ -175,4 +175,5 @@ def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gai
     if group.size == 1 or mail is not None:
         delta = linear.delta(x)
         return add_product(x, linear.operand, linear.bias, stream, gain, delta=delta, mail=mail)
-    return add(group.terms(product(x, linear.operand, linear.bias)), stream, gain)
+    weight = linear.operand
+    return add(group.terms(product(x, weight, linear.bias)), stream, gain, weight)

@@ -12,7 +12,7 @@ def check_shareable(files: ModelFiles, ranks: int) -> None:
     """Refuse a model that ``ranks`` cannot share out.
 
     Raises:
-        Unsupported: transformers' code runs it, or its weights are quantised.
+        Unsupported: transformers' code runs it.
         ConfigError: a size of it cannot be divided.
     """
     if ranks == 1:
@@ -21,10 +21,5 @@ def check_shareable(files: ModelFiles, ranks: int) -> None:
         raise Unsupported(
             f"tensor_parallel_size={ranks} works with the native families ({', '.join(sorted(FAMILIES))}), "
             f"got {files.architecture!r}, which transformers' code runs: set tensor_parallel_size=1"
-        )
-    if getattr(files.hf_config, "quantization_config", None):
-        raise Unsupported(
-            f"tensor_parallel_size={ranks} works with unquantised checkpoints in this version, got "
-            f"{files.name!r}: use one, or set tensor_parallel_size=1"
         )
     decoder_config(files.hf_config, files.architecture).check_ranks(ranks)

@@ -204,7 +204,9 @@ def add_product(
     return _implementation(x, weight, gain).add_product(x, weight, bias, stream, gain, delta=delta, **how)
 
 
-def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+def add(
+    terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor, weight: Weight | None = None
+) -> Stream:
     """The stream with a sum added, scaled by the gain of the norm that comes next.
 
     What :func:`add_product` ends with, for products whose terms come from several devices. The terms are
@@ -214,8 +216,9 @@ def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Strea
         terms: ``[n, T, H]``.
         stream: None: the sum begins one.
         gain: ``[H]``.
+        weight: of the product whose terms they are: then the stream is :func:`add_product`'s, to the bit.
     """
-    return _implementation(terms, gain).add(terms, stream, gain)
+    return _implementation(terms, gain).add(terms, stream, gain, weight)
 
 
 def normalize(

@@ -41,6 +41,7 @@ def add_terms_kernel(
     stride,
     COUNT: tl.constexpr,
     H: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """1,024 columns of a token: ``BEFORE`` with ``COUNT`` terms added, that by ``GAIN``, sums of squares."""
@@ -63,8 +64,9 @@ def add_terms_kernel(
     tl.store(RESIDUAL + at, x, mask=column < H)
     value = x.to(tl.float32)
     tl.store(SCALED + at, value * gain, mask=column < H)
-    squares = tl.reshape(sum_squares(value, 64, 16, 64), (16,))
-    tl.store(SQUARES + part * stride + m, squares, mask=part * 64 < H)
+    sums = part[None, :] * (64 // COLUMNS) + tl.arange(0, 64 // COLUMNS)[:, None]
+    squares = sum_squares(value, 64, 16, COLUMNS)
+    tl.store(SQUARES + sums * stride + m, squares, mask=sums * COLUMNS < H)
 
 
 @triton.jit

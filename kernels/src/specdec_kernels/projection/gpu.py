@@ -16,7 +16,7 @@ from .between import add_terms_kernel, embed_kernel, gather_kernel, join_kernel,
 from .boxes import boxes
 from .fused import add_kernel, gate_up_kernel, product_kernel
 from .heads import qkv_kernel
-from .stream import Stream
+from .stream import COLUMNS, Stream
 from .tiles import Tile
 
 Weight = torch.Tensor | WordMatrix
@@ -183,9 +183,12 @@ def add_product(
     return new
 
 
-def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+def add(
+    terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor, weight: Weight | None = None
+) -> Stream:
     count, tokens, width = terms.shape
-    new = Stream.empty(tokens, width, terms)
+    columns = COLUMNS if weight is None else tiles.columns_of(weight)
+    new = Stream.empty(tokens, width, terms, columns)
     if tokens:
         terms = terms.contiguous()
         residual = None if stream is None else stream.residual.contiguous()
@@ -197,6 +200,7 @@ def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Strea
             *(terms, tokens * width, *parts),
             COUNT=count,
             H=width,
+            COLUMNS=columns,
             num_warps=4,
         )
     return new

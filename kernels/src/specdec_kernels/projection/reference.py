@@ -102,12 +102,15 @@ def add_product(
     return stream_of(stream.residual + y.to(x.dtype), gain, columns_of(weight))
 
 
-def add(terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor) -> Stream:
+def add(
+    terms: torch.Tensor, stream: Stream | None, gain: torch.Tensor, weight: Weight | None = None
+) -> Stream:
     total = terms[0].float()
     for term in terms[1:]:
         total = total + term.float()
     total = total.to(terms.dtype)
-    return stream_of(total if stream is None else stream.residual + total, gain)
+    columns = COLUMNS if weight is None else columns_of(weight)
+    return stream_of(total if stream is None else stream.residual + total, gain, columns)
 
 
 def normalize(

@@ -16,7 +16,7 @@ from specdecode.layers.linear import Linear
 
 from ..decoder import Decoder
 from ..weights import StoredTensor
-from .form import form_of
+from .form import QuantizedForm, form_of
 from .scheme import Layout, Scheme
 
 logger = logging.getLogger(__name__)
@@ -105,15 +105,21 @@ class QuantizedLoader:
                     rows, inputs = (share.whole, inputs) if share.dim == 0 else (rows, share.whole)
                 try:
                     matrix = part.matrix(rows, inputs)
-                    if share is not None:
-                        matrix = matrix.narrowed(share.dim, share.start, share.size)
-                    matrices.append(matrix)
                 except (ValueError, KeyError, RuntimeError) as error:
                     said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
                     raise ConfigError(
                         f"module {part.name} of the checkpoint {path} does not fit its quantization_config: "
                         f"{said}; see whether both are of one model"
                     ) from error
+                if share is not None:
+                    try:
+                        matrix = matrix.narrowed(share.dim, share.start, share.size)
+                    except ValueError as error:
+                        raise ConfigError(
+                            f"module {part.name} of the checkpoint {path} cannot be shared out by "
+                            f"tensor_parallel_size: {error}; use fewer devices or other groups"
+                        ) from error
+                matrices.append(matrix)
                 part.tensors.clear()
             if reason := self._hold(layer, parts, matrices):
                 dequantised[name] = reason
@@ -130,7 +136,9 @@ class QuantizedLoader:
         if not layer.allocated or _tied(self._decoder, layer):
             whole, reason = QuantizedMatrix.stacked(matrices), "its parts are quantised in different ways"
         if whole is not None:
-            form = form_of(whole, self._decoder.dtype, fused=self._decoder.fused)
+            form: QuantizedForm | str = "ranks have parts of different sizes"
+            if whole.codes.shape[0] == layer.out_features:
+                form = form_of(whole, self._decoder.dtype, fused=self._decoder.fused)
             if not isinstance(form, str):
                 layer.hold(form(whole, layer.form_bias))
                 return None
