@@ -10,6 +10,7 @@ from specdec_mtp.testing import write_target
 from specdecode import SamplingParams
 from specdecode.contract import ConfigError, Needs, Unsupported
 from specdecode.distributed.proposers import check_ranks
+from specdecode.models.quantized import QuantizedLoader, loading
 from specdecode.testing.divergence import explain_divergence
 from specdecode.testing.invariants import check_core
 from specdecode.testing.lossless import Engine, requests
@@ -179,6 +180,30 @@ def test_quantised_checkpoints(folder, monkeypatch, layout, fused):
     own, whole = (model.layers[0].mlp.down_proj for model in (engine.llm.llm_engine.core.runner.model, held))
     assert own.packed == whole.packed and own.num_bytes < 0.6 * whole.num_bytes
     engine.llm.shutdown()
+
+
+def test_quantised_layers_are_made_while_others_are_still_to_be_read(folder, monkeypatch):
+    """A layer a turn: the same weights, and of the stored ones never more than one layer's."""
+    path, _ = quantized_checkpoint(folder / "in turns", "awq", output_scale=0.3, num_hidden_layers=3)
+    prompts, params = requests(3)
+    expected = Engine(path)(prompts, params)
+    made, allocated = QuantizedLoader._make_layer, QuantizedLoader._allocate
+    held, most = set(), []
+
+    def allocate(self, part, kind):
+        held.add(part.name)
+        most.append(len(held))
+        return allocated(self, part, kind)
+
+    def make(self, name, path):
+        held.difference_update(part.name for part in self._layers[name])
+        made(self, name, path)
+
+    monkeypatch.setattr(loading, "_TURN_BYTES", 1)
+    monkeypatch.setattr(QuantizedLoader, "_allocate", allocate)
+    monkeypatch.setattr(QuantizedLoader, "_make_layer", make)
+    assert Engine(path)(prompts, params) == expected
+    assert max(most) == 3 and len(most) > 20  # queries, keys and values are of one layer
 
 
 def test_quantised_weights_that_ranks_cannot_share(folder):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from specdecode.contract import ConfigError
 from specdecode.distributed import Share
-from specdecode.models.transfer import read_weights, transfer
+from specdecode.models.transfer import Turn, read_in_turns, read_weights, transfer
 from specdecode.models.weights import stored_tensors
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -109,3 +109,21 @@ def test_the_bar_is_for_what_is_large_and_follows_the_log(stored, capfd, monkeyp
     finally:
         logger.setLevel(logging.NOTSET)
     assert ("weights" in capfd.readouterr().err) == (level == logging.WARNING)
+
+
+def test_turns_follow_each_other(stored):
+    """Of a later one nothing is there before the one ahead is done."""
+    path, tensors = stored
+    entries, told = list(stored_tensors(path)), []
+
+    def turn(number, own):
+        def destinations():
+            told.append(("begun", number))
+            return [found.setdefault(entry.name, torch.empty_like(tensors[entry.name])) for entry in own]
+
+        return Turn(own, destinations, lambda: told.append(("done", number)))
+
+    found = {}
+    read_in_turns([turn(0, entries[:1]), turn(1, []), turn(2, entries[1:])])
+    assert told == [(what, number) for number in range(3) for what in ("begun", "done")]
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -18,7 +18,7 @@ from .experts import check_experts
 from .families import decoder_config
 from .files import ModelFiles
 from .packing import check_quantization, pack_weights
-from .placing import checkpoint_modules, few, harmless, match, places_in, whole
+from .placing import checkpoint_modules, few, harmless, match, places_in, turn_of
 from .quantized import (
     QuantizedLoader,
     Scheme,
@@ -28,7 +28,7 @@ from .quantized import (
     stored_parts,
 )
 from .sharing import check_shareable
-from .transfer import read_weights
+from .transfer import read_in_turns
 from .transformers_backend import TransformersDecoder
 from .transformers_support import check_architecture, is_native, load
 from .weights import stored_tensors
@@ -202,9 +202,13 @@ def _load_checkpoint(
     places = dict(places_in(decoder))
     if quantized is not None:
         places = {name: place for name, place in places.items() if not quantized.holds(name)}
-        places |= {name: whole(tensor) for name, tensor in quantized.destinations()}
+        places |= dict(quantized.places())
     placed, unused = match(places, tensors, f"checkpoint {files.path}", files.architecture)
-    read_weights([(place.share_of(stored), place.destination()) for stored, place in placed if place.takes])
+    taken = [(place.share_of(stored), place) for stored, place in placed if place.takes]
+    turns = [] if quantized is None else quantized.turns(taken, files.path)
+    of_turns = {id(stored) for turn in turns for stored in turn.stored}
+    dense = [(stored, place) for stored, place in taken if id(stored) not in of_turns]
+    read_in_turns([turn_of(dense), *turns])
     if quantized is not None:
         quantized.finish(files.path)
         unused = [

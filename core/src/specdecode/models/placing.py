@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, Self, TypeVar
 
@@ -19,6 +19,8 @@ from specdecode.layers.linear import Linear
 
 from .decoder import Decoder, DecoderLayer
 from .experts import Router, expert_tensors, plain_name, published_name
+from .transfer import Turn
+from .weights import StoredTensor
 
 #: Layers and heads that predict several tokens, and what turns images into vectors.
 _EXTRA = re.compile(r"(model\.)?(mtp|mtp_layers|medusa_heads?|vision_model|connector)\.")
@@ -69,6 +71,13 @@ class Place:
         """Around what fills all places of the module anew."""
         refilled: Callable[[], AbstractContextManager[None]] = getattr(self.module, "refilled", nullcontext)
         return refilled()
+
+
+def turn_of(entries: Sequence[tuple[StoredTensor, Place]], done: Callable[[], None] = lambda: None) -> Turn:
+    """To read what is this rank's of some tensors, and then call ``done``."""
+    return Turn(
+        [stored for stored, _ in entries], lambda: [place.destination() for _, place in entries], done
+    )
 
 
 def match(
@@ -138,11 +147,6 @@ def places_in(decoder: Decoder) -> Iterator[tuple[str, Place]]:
             case RMSNorm() | Router():
                 shape = tuple(module.weight.shape)
                 yield f"{path}.weight", Place(module=module, shape=shape, destination=_weight_of(module))
-
-
-def whole(tensor: torch.Tensor) -> Place:
-    """The place of a stored tensor that becomes ``tensor``."""
-    return Place(module=torch.nn.Module(), shape=tuple(tensor.shape), destination=lambda: tensor)
 
 
 def _weight_of(module: torch.nn.Module) -> Callable[[], torch.Tensor]:

@@ -36,25 +36,50 @@ _SHOWN_BYTES = 1 << 30
 _SHOWN_SECONDS = 2.0
 
 
+@attrs.frozen(eq=False)
+class Turn:
+    """Tensors that are read together, and something is made of before others are."""
+
+    stored: Sequence[StoredTensor]
+    #: where they go, as of :data:`Copy`, all on one device: asked when it is their turn
+    destinations: Callable[[], Sequence[torch.Tensor]]
+    done: Callable[[], None] = lambda: None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(stored.num_bytes for stored in self.stored)
+
+
 def read_weights(copies: Sequence[Copy]) -> None:
     """Fill the destinations, which are all on one device.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    read_in_turns([Turn([stored for stored, _ in copies], lambda: [where for _, where in copies])])
+
+
+def read_in_turns(turns: Sequence[Turn]) -> None:
+    """Fill the destinations of each turn, one turn after the other.
 
     To a GPU the bytes go through a few pinned buffers and never lie on the host as a whole.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    if not copies:
+    total = sum(turn.num_bytes for turn in turns)
+    if not total:
         return
-    device = copies[0][1].device
-    total = sum(stored.num_bytes for stored, _ in copies)
     started = time.perf_counter()
     with _progress(total) as advance:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # what made the destinations is over, on whatever stream it ran
-            transfer(copies, advance, threads=min(_THREADS, os.cpu_count() or 1))
-        else:
-            _copy_in_order(copies, advance)
+        for turn in turns:
+            copies = list(zip(turn.stored, turn.destinations(), strict=True))
+            if copies and (device := copies[0][1].device).type == "cuda":
+                torch.cuda.synchronize(device)  # what made them is over, on whatever stream it ran
+                transfer(copies, advance, threads=min(_THREADS, os.cpu_count() or 1))
+            else:
+                _copy_in_order(copies, advance)
+            turn.done()
     seconds = time.perf_counter() - started
     logger.info(
         "read %.2f GiB of weights in %.1f s (%.1f GiB/s)", total / 2**30, seconds, total / 2**30 / seconds

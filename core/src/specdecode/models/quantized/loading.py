@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,11 +16,16 @@ from specdecode.contract import ConfigError
 from specdecode.layers.linear import Linear
 
 from ..decoder import Decoder
+from ..placing import Place, turn_of
+from ..transfer import Turn
 from ..weights import StoredTensor
 from .form import QuantizedForm, form_of
 from .scheme import Layout, Scheme
 
 logger = logging.getLogger(__name__)
+
+#: Bytes of a checkpoint that are read together, at the least.
+_TURN_BYTES = 1 << 30
 
 #: Modules of a checkpoint, each with its part, that a module of the decoder is made of.
 Sources = Callable[[str], list[tuple[str, str | None]]]
@@ -69,6 +75,8 @@ class QuantizedLoader:
         self._decoder = decoder
         self._layers: dict[str, list[Part]] = {}
         self._held: set[str] = set()
+        self._names: dict[torch.nn.Module, str] = {}  #: of layers that are still to be made
+        self._dequantised: dict[str, str] = {}  #: why
         for path, layer in _layers_to_fill(decoder):
             owners = sources(path)
             parts = [part for part in (find(*owner) for owner in owners) if part is not None]
@@ -76,59 +84,90 @@ class QuantizedLoader:
                 layer.allocate(decoder.device)
             if parts:
                 self._layers[path] = parts
+                self._names[layer] = path
                 self._held.update(f"{part.name}.weight" for part in parts)
 
-    def destinations(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def places(self) -> Iterator[tuple[str, Place]]:
         """Names of the tensors that are to be read whole, without ``model.``, and where they belong."""
-        device = self._decoder.device
-        for parts in self._layers.values():
+        for name, parts in self._layers.items():
+            layer = self._decoder.get_submodule(name)
             for part in parts:
                 for kind, tensor in part.tensors.items():
-                    part.tensors[kind] = tensor = torch.empty_like(tensor, device=device)
-                    yield f"{part.name}.{kind}", tensor
+                    destination = functools.partial(self._allocate, part, kind)
+                    place = Place(module=layer, shape=tuple(tensor.shape), destination=destination)
+                    yield f"{part.name}.{kind}", place
+
+    def _allocate(self, part: Part, kind: str) -> torch.Tensor:
+        part.tensors[kind] = tensor = torch.empty_like(part.tensors[kind], device=self._decoder.device)
+        return tensor
+
+    def turns(self, placed: Iterable[tuple[StoredTensor, Place]], path: Path) -> list[Turn]:
+        """Some layers at a time, which are made before others are read: what of ``placed`` is theirs.
+
+        So no more is held whole, or as it is stored, than one turn's.
+        """
+        stored: dict[torch.nn.Module, list[tuple[StoredTensor, Place]]] = {}
+        for tensor, place in placed:
+            if place.module in self._names:
+                stored.setdefault(place.module, []).append((tensor, place))
+        turns: list[Turn] = []
+        entries: list[tuple[StoredTensor, Place]] = []
+        modules: list[torch.nn.Module] = []
+        for module in self._names:
+            entries += stored.get(module, [])
+            modules.append(module)
+            if sum(tensor.num_bytes for tensor, _ in entries) >= _TURN_BYTES:
+                turns.append(turn_of(entries, functools.partial(self._make, modules, path)))
+                entries, modules = [], []
+        return [*turns, turn_of(entries, functools.partial(self._make, modules, path))]
+
+    def _make(self, modules: Iterable[torch.nn.Module], path: Path) -> None:
+        for module in modules:
+            self._make_layer(self._names.pop(module), path)
 
     def holds(self, name: str) -> bool:
         """Whether it is the name of a dense weight whose place a quantised one takes."""
         return name in self._held
 
     def finish(self, path: Path) -> None:
-        """Make layers of what was read; ConfigError names a tensor that does not fit."""
-        dequantised: dict[str, str] = {}
-        for name, parts in self._layers.items():
-            layer = self._decoder.get_submodule(name)
-            assert isinstance(layer, Linear)
-            matrices = []
-            for part in parts:
-                share = layer.share("weight", part.part)
-                rows, inputs = layer.destination_rows(part.part), layer.in_features
-                if share is not None:
-                    rows, inputs = (share.whole, inputs) if share.dim == 0 else (rows, share.whole)
-                try:
-                    matrix = part.matrix(rows, inputs)
-                except (ValueError, KeyError, RuntimeError) as error:
-                    said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-                    raise ConfigError(
-                        f"module {part.name} of the checkpoint {path} does not fit its quantization_config: "
-                        f"{said}; see whether both are of one model"
-                    ) from error
-                if share is not None:
-                    try:
-                        matrix = matrix.narrowed(share.dim, share.start, share.size)
-                    except ValueError as error:
-                        raise ConfigError(
-                            f"module {part.name} of the checkpoint {path} cannot be shared out by "
-                            f"tensor_parallel_size: {error}; use fewer devices or other groups"
-                        ) from error
-                matrices.append(matrix)
-                part.tensors.clear()
-            if reason := self._hold(layer, parts, matrices):
-                dequantised[name] = reason
-        if dequantised:
-            name, reason = next(iter(dequantised.items()))
+        """Make the layers that are left; ConfigError names a tensor that does not fit."""
+        self._make(list(self._names), path)
+        if self._dequantised:
+            name, reason = next(iter(self._dequantised.items()))
             logger.warning(
                 "%s: %d layers are dequantised, and take the memory of dense ones (%s: %s)",
-                path, len(dequantised), name, reason,
+                path, len(self._dequantised), name, reason,
             )  # fmt: skip
+
+    def _make_layer(self, name: str, path: Path) -> None:
+        parts, layer = self._layers[name], self._decoder.get_submodule(name)
+        assert isinstance(layer, Linear)
+        matrices = []
+        for part in parts:
+            share = layer.share("weight", part.part)
+            rows, inputs = layer.destination_rows(part.part), layer.in_features
+            if share is not None:
+                rows, inputs = (share.whole, inputs) if share.dim == 0 else (rows, share.whole)
+            try:
+                matrix = part.matrix(rows, inputs)
+            except (ValueError, KeyError, RuntimeError) as error:
+                said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+                raise ConfigError(
+                    f"module {part.name} of the checkpoint {path} does not fit its quantization_config: "
+                    f"{said}; see whether both are of one model"
+                ) from error
+            if share is not None:
+                try:
+                    matrix = matrix.narrowed(share.dim, share.start, share.size)
+                except ValueError as error:
+                    raise ConfigError(
+                        f"module {part.name} of the checkpoint {path} cannot be shared out by "
+                        f"tensor_parallel_size: {error}; use fewer devices or other groups"
+                    ) from error
+            matrices.append(matrix)
+            part.tensors.clear()
+        if reason := self._hold(layer, parts, matrices):
+            self._dequantised[name] = reason
 
     def _hold(self, layer: Linear, parts: list[Part], matrices: list[QuantizedMatrix]) -> str | None:
         whole = None
