@@ -395,6 +395,18 @@ def test_tiles_fit_into_shared_memory(shared, dtype):
                 assert tile.stages * (tile.rows + sum(tile.tokens)) * tile.inputs * size <= shared
 
 
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_a_product_with_what_is_added_to_it(tokens, dtype):
+    """Rounded once, as the same product is that is added to a stream."""
+    x, delta = (randn(tokens, width, seed=width, dtype=dtype) for width in (ODD.inner, ODD.hidden))
+    weight, bias = weights(ODD.hidden, ODD.inner, dtype, bias=True)
+    got, want = (chosen.product(x, weight, bias, delta) for chosen in (gpu, reference))
+    torch.testing.assert_close(got, want, **NEAR[dtype])
+    stream, gain = a_stream(tokens, ODD.hidden, dtype), randn(ODD.hidden, seed=1, dtype=dtype)
+    added = gpu.add_product(x, weight, bias, stream, gain, delta=delta)
+    assert torch.equal(added.residual, gpu.add(got[None], stream, gain).residual)
+
+
 def test_a_layer_is_what_norms_and_products_are(dtype):
     """The references, which the tests above compare with, against a layer written out in float64."""
     shape = replace(NORMED, bias=False)

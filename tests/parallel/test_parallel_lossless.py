@@ -11,6 +11,7 @@ from specdecode import SamplingParams
 from specdecode.contract import ConfigError, Needs, Unsupported
 from specdecode.distributed.proposers import check_ranks
 from specdecode.models.quantized import QuantizedLoader, loading
+from specdecode.testing.adapters import AdapterLab
 from specdecode.testing.divergence import explain_divergence
 from specdecode.testing.invariants import check_core
 from specdecode.testing.lossless import Engine, requests
@@ -214,6 +215,23 @@ def test_quantised_weights_that_ranks_cannot_share(folder):
     path, _ = quantized_checkpoint(folder / "ordered", "gptq-desc-act", intermediate_size=128)
     with pytest.raises(ConfigError, match=r"cannot be shared out .*desc_act"):
         Engine(path, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("fused", ["0", "1"])
+@pytest.mark.parametrize(("size", "method"), [(2, "ngram"), (4, None)])
+def test_adapters(folder, target, monkeypatch, size, method, fused):
+    """Three and none in a batch, two of them at a time: each request as on one rank."""
+    monkeypatch.setenv("SPECDECODE_FUSED", fused)
+    lab = AdapterLab(folder / f"adapters-{size}-{fused}", target)
+    prompts, params = lab.asks(max_tokens=16)
+    speculation = METHODS[method] if method else None
+    outputs = []
+    for ranks in (1, size):
+        with lab.engine(max_loras=2, speculative_config=speculation, tensor_parallel_size=ranks) as llm:
+            outputs.append(lab.generate(llm, prompts, params))
+            outputs.append(lab.generate(llm, prompts, params))
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
+    lab.close()
 
 
 def test_a_mixture_of_experts_with_a_head_on_four_ranks(folder):

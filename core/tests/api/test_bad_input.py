@@ -46,7 +46,6 @@ def refused(call, *needles: str, kind: type[Exception] = ValueError) -> str:
         ({"quantization": "awq"}, ["quantization='awq'", "not quantized", "leave quantization out"]),
         ({"quantization": "bitsandbytes"}, ["LLM.quantization", "bitsandbytes"]),
         ({"max_loras": 2}, ["max_loras=2", "enable_lora=True"]),
-        ({"enable_lora": True, "tensor_parallel_size": 2}, ["enable_lora=True", "tensor_parallel_size"]),
         ({"enable_lora": True, "max_lora_rank": 0}, ["LLM.max_lora_rank", "0"]),
         (
             {"enable_lora": True, "max_loras": 4, "max_cpu_loras": 2},

@@ -187,11 +187,6 @@ class EngineFields:
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: what is on "
                 "the device is kept on the host too"
             )
-        if self.enable_lora and self.tensor_parallel_size != 1:
-            raise ValueError(
-                "enable_lora=True works on one device in this version: leave out tensor_parallel_size, or "
-                "merge the adapter into the model"
-            )
 
     @property
     def token_budget(self) -> int:

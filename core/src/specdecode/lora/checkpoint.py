@@ -36,8 +36,26 @@ class Target:
 
     layer: Linear
     part: str
-    in_features: int
-    out_features: int
+
+    @property
+    def in_features(self) -> int:
+        """Of all ranks."""
+        return self.layer.shape("weight", self.part)[1]
+
+    @property
+    def out_features(self) -> int:
+        """Of all ranks."""
+        return self.layer.shape("weight", self.part)[0]
+
+    def share_of(self, a: torch.Tensor, b: torch.Tensor) -> Factors:
+        """What this rank needs of ``A [r, in]`` and ``B [out, r]``: of the one or of the other its share.
+
+        Where ranks share out the inputs, each adds a term, which are summed as the products are.
+        """
+        share = self.layer.share("weight", self.part)
+        if share is None:
+            return a, b
+        return (a, b[share.index]) if share.dim == 0 else (a[share.index].contiguous(), b)
 
 
 @attrs.frozen(eq=False)

@@ -87,7 +87,7 @@ class LoRAManager:
         by_layer: dict[int, dict[str, Factors]] = {}
         for module, pair in factors.items():
             target = self._targets[module]
-            by_layer.setdefault(id(target.layer), {})[target.part] = pair
+            by_layer.setdefault(id(target.layer), {})[target.part] = target.share_of(*pair)
         with torch.inference_mode():
             for layer in self._layers:
                 assert layer.adapters is not None
@@ -136,7 +136,7 @@ def _targets(decoder: Decoder) -> dict[str, Target]:
         if isinstance(module, Linear):
             for source, part in checkpoint_modules(path):
                 name = module.parts[0] if part is None else part
-                found[f"model.{source}"] = Target(module, name, module.in_features, module.part_size(name))
+                found[f"model.{source}"] = Target(module, name)
     return found
 
 

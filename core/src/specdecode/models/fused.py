@@ -170,10 +170,8 @@ def fused_write(
 
 def _add_product(x: torch.Tensor, linear: RowParallelLinear, stream: Stream, gain: torch.Tensor) -> Stream:
     """The stream with a row-parallel product added, summed over the ranks: by the product where it can."""
-    group = linear.group
+    group, weight, delta = linear.group, linear.operand, linear.delta(x)
     mail = group.mail(stream.residual)
     if group.size == 1 or mail is not None:
-        delta = linear.delta(x)
-        return add_product(x, linear.operand, linear.bias, stream, gain, delta=delta, mail=mail)
-    weight = linear.operand
-    return add(group.terms(product(x, weight, linear.bias)), stream, gain, weight)
+        return add_product(x, weight, linear.bias, stream, gain, delta=delta, mail=mail)
+    return add(group.terms(product(x, weight, linear.bias, delta=delta)), stream, gain, weight)

@@ -231,9 +231,19 @@ def normalize(
     return _implementation(stream.residual, gain).normalize(stream, gain, eps, rows)
 
 
-def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x W^T + b``: ``[T, K]`` and ``[N, K]``, this one contiguous, to ``[T, N]`` of the dtype of ``x``."""
-    return _implementation(x, weight).product(x, weight, bias)
+def product(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    *,
+    delta: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x W^T + b``: ``[T, K]`` and ``[N, K]``, this one contiguous, to ``[T, N]`` of the dtype of ``x``.
+
+    Args:
+        delta: ``[T, N]``, added before it is rounded.
+    """
+    return _implementation(x, weight).product(x, weight, bias, delta)
 
 
 def _implementation(*tensors: Weight):

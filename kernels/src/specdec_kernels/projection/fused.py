@@ -34,6 +34,7 @@ def product_kernel(
     XB1,
     PARAMS,
     BIAS,
+    DELTA,
     Y,
     M,
     ahead,
@@ -54,7 +55,7 @@ def product_kernel(
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """``Y = X W^T + BIAS``."""
+    """``Y = X W^T + DELTA + BIAS``."""
     n, m = place(M, tl.cdiv(N, ROWS), B0 + B1, GROUP)
     row = n * ROWS + tl.arange(0, ROWS)
     rows = tl.minimum(row, N - 1)
@@ -66,16 +67,15 @@ def product_kernel(
         W, PARAMS, X, WB, XB0, XB1, n, rows, m, M, N, K, KIND, SIZE, SPLIT, BESIDE, ROWS, B0, B1, BK, STAGES,
         EVICT, PDL,
     )  # fmt: skip
-    _store_product(a0, BIAS, Y, row, m, M, N, B0)
+    _store_product(a0, BIAS, DELTA, Y, row, m, M, N, B0)
     if B1 > 0:
-        _store_product(a1, BIAS, Y, row, m + B0, M, N, B1)
+        _store_product(a1, BIAS, DELTA, Y, row, m + B0, M, N, B1)
 
 
 @triton.jit
-def _store_product(a, BIAS, Y, row, m, M, N: tl.constexpr, B: tl.constexpr):
+def _store_product(a, BIAS, DELTA, Y, row, m, M, N: tl.constexpr, B: tl.constexpr):
+    a = _with_additions(a, BIAS, DELTA, row, m, M, N, B)
     m = m + tl.arange(0, B)
-    if BIAS is not None:
-        a += tl.load(BIAS + row, mask=row < N, other=0.0).to(tl.float32)[:, None]
     tl.store(Y + m.to(tl.int64)[None, :] * N + row[:, None], a, mask=(row < N)[:, None] & (m < M)[None, :])
 
 

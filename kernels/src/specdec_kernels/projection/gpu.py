@@ -219,14 +219,16 @@ def normalize(
     return y
 
 
-def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+def product(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, delta: torch.Tensor | None = None
+) -> torch.Tensor:
     x = _ordered(x, weight)
     tokens = x.shape[0]
     outputs, inputs = weight.shape
     y = x.new_empty(tokens, outputs)
     if tokens:
         tile = _tile("product", x, weight)
-        _launch(product_kernel, tile, outputs, weight, x, bias, y, N=outputs, K=inputs)
+        _launch(product_kernel, tile, outputs, weight, x, bias, delta, y, N=outputs, K=inputs)
     return y
 
 

@@ -97,9 +97,7 @@ def add_product(
     *,
     delta: torch.Tensor | None = None,
 ) -> Stream:
-    y = F.linear(x.float(), _float(weight), None if bias is None else bias.float())
-    y = y if delta is None else y + delta.float()
-    return stream_of(stream.residual + y.to(x.dtype), gain, columns_of(weight))
+    return stream_of(stream.residual + product(x, weight, bias, delta), gain, columns_of(weight))
 
 
 def add(
@@ -122,8 +120,11 @@ def normalize(
     return (residual.float() * scale * gain.float()).to(residual.dtype)
 
 
-def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x.float(), _float(weight), None if bias is None else bias.float()).to(x.dtype)
+def product(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, delta: torch.Tensor | None = None
+) -> torch.Tensor:
+    y = F.linear(x.float(), _float(weight), None if bias is None else bias.float())
+    return (y if delta is None else y + delta.float()).to(x.dtype)
 
 
 def _float(weight: Weight) -> torch.Tensor:
