@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 import torch
-from specdecode import SamplingParams
+from specdecode import LLM, SamplingParams
+from specdecode.testing.ranks import ranks_in_threads
 from specdecode.testing.reference import dense_forward
 from specdecode.testing.tiny_vision import IMAGE_ID, tiny_image, tiny_vision_checkpoint
 
@@ -182,6 +183,22 @@ def _generate(llm, prompt):
     while llm.llm_engine.has_unfinished_requests():
         outputs += llm.llm_engine.step()
     return list(outputs[-1].outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("fused", ["0", "1"])
+@pytest.mark.parametrize("speculation", [None, NGRAM])
+def test_ranks_that_share_out_the_text_model(smolvlm, plain, monkeypatch, speculation, fused):
+    """Each has the tower whole, and cuts prompts within images where the others do."""
+    monkeypatch.setenv("SPECDECODE_FUSED", fused)
+    with ranks_in_threads():
+        options = {"speculative_config": speculation, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+        llm = LLM(
+            str(smolvlm), dtype="float32", device="cpu", block_size=8, tensor_parallel_size=2, **options
+        )
+        for params in (GREEDY, SEEDED):
+            assert tokens(llm, params=params) == plain[params.seed]
+            assert tokens(llm, params=params) == plain[params.seed]  # from what is cached
+        llm.shutdown()
 
 
 def test_an_image_is_cached_by_its_content(engine):

@@ -18,7 +18,6 @@ from ..contract import (
     Proposer,
     Resources,
     TargetInfo,
-    Unsupported,
 )
 from ..contract import Ranks as DraftRanks
 from ..distributed import SOLO, Group
@@ -158,7 +157,7 @@ def _load(
     with stage("making room for adapters", target.device, remedy="lower max_loras or max_lora_rank"):
         adapters = room_for_adapters(args, model, exact=target.exact)
     with stage("loading the vision tower", target.device, remedy="set limit_mm_per_prompt={'image': 0}"):
-        images = None if door is None else _load_tower(args, target)
+        images = None if door is None else _load_tower(args, target, group)
     remedy = "use a smaller draft model, or speculate by a method without weights"
     with stage("loading the draft method", target.device, remedy=remedy) as drafter:
         handle = _handle(prepared, model, target, group)
@@ -273,19 +272,14 @@ def _image_door(args: EngineArgs, target: ResolvedTarget, tokenizer: Any) -> Ima
             f"model {args.model!r} takes images, whose placeholders a tokenizer writes: leave "
             f"skip_tokenizer_init out, or {without}"
         )
-    if args.tensor_parallel_size > 1:
-        raise Unsupported(
-            f"tensor_parallel_size={args.tensor_parallel_size} does not go together with images in this "
-            f"version: set it to 1, or {without}"
-        )
     return ImageDoor(models.ImagePreprocessor(target.files, tokenizer, target.dtype), most)
 
 
-def _load_tower(args: EngineArgs, target: ResolvedTarget) -> EncodedImages:
+def _load_tower(args: EngineArgs, target: ResolvedTarget, group: Group) -> EncodedImages:
     tower = models.VisionTower(
         target.files, dtype=target.dtype, device=target.device, load_format=args.load_format
     )
-    return EncodedImages(tower)
+    return EncodedImages(tower, group=group)
 
 
 def _manager(args: EngineArgs) -> PluginManager:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from ..distributed import SOLO, Group
 from ..engine.plan import StepPlan
 from ..layers import GivenEmbeddings
 from ..models import PromptImage, VisionTower
@@ -17,10 +18,15 @@ KEPT_BYTES = 128 << 20
 
 
 class EncodedImages:
-    """Vectors by image, the last ones used kept; what was dropped is computed again, to the same bits."""
+    """Vectors by image, the last ones used kept; what was dropped is computed again, to the same bits.
 
-    def __init__(self, tower: VisionTower, kept_bytes: int = KEPT_BYTES) -> None:
+    Args:
+        group: ranks that compute the same images in the same order; rank 0's vectors are everybody's.
+    """
+
+    def __init__(self, tower: VisionTower, kept_bytes: int = KEPT_BYTES, group: Group = SOLO) -> None:
         self.tower = tower
+        self._group = group
         self.encoded = 0  #: how often the tower ran
         self._most = kept_bytes
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
@@ -43,6 +49,7 @@ class EncodedImages:
             self._kept.move_to_end(key)
             return self._kept[key]
         vectors = self.tower.encode(image.image)
+        self._group.broadcast(vectors)
         assert len(vectors) == len(image.positions), f"{len(vectors)} vectors, {len(image.positions)} tokens"
         self.encoded += 1
         self._kept[key] = vectors
