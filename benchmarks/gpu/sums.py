@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from specdecode.distributed import SOLO
 from specdecode.distributed.group import CollectiveGroup
 from specdecode.distributed.rendezvous import join, open_store, reach_store, wait_for_all
 from tables import Column, table
+from timing import captured, device_ms
 
 RANKS, WIDTH, INPUTS, LAYERS, SUMS = 2, 4096, (2048, 7168), 8, 64
 COLUMNS = (
@@ -79,7 +79,7 @@ def _row(group: CollectiveGroup, tokens: int, device: torch.device) -> dict[str,
                 for x, weight in zip(inputs, layer, strict=True):
                     stream = step(x, weight, stream)
 
-        return _microseconds(group, body, device) / LAYERS
+        return _microseconds(body) / LAYERS
 
     def gathered(x: torch.Tensor, weight: torch.Tensor, stream: Stream) -> Stream:
         group.peers, peers = None, group.peers
@@ -94,12 +94,12 @@ def _row(group: CollectiveGroup, tokens: int, device: torch.device) -> dict[str,
         "nccl": chain(gathered),
     }
     if mail is not None:
-        row |= _in_shared_memory(group, chain, mail, begun, gain)
+        row |= _in_shared_memory(chain, mail, begun, gain)
     return row
 
 
 def _in_shared_memory(
-    group: CollectiveGroup, chain: Callable[..., float], mail: Mail, begun: torch.Tensor, gain: torch.Tensor
+    chain: Callable[..., float], mail: Mail, begun: torch.Tensor, gain: torch.Tensor
 ) -> dict[str, float]:
     def sums() -> None:
         x = begun
@@ -111,38 +111,13 @@ def _in_shared_memory(
         "kernel": chain(
             lambda x, weight, stream: add(sum_over_ranks(product(x, weight), mail)[None], stream, gain)
         ),
-        "sum": _microseconds(group, sums, begun.device) / SUMS,
+        "sum": _microseconds(sums) / SUMS,
     }
 
 
-def _microseconds(group: CollectiveGroup, body: Callable[[], None], device: torch.device) -> float:
-    """The best of five times, of twenty replays each."""
-    body()
-    if device.type != "cuda":
-        started = time.perf_counter()
-        body()
-        return (time.perf_counter() - started) * 1e6
-    body()
-    torch.cuda.synchronize()
-    group.least(0)
-    graph, count = torch.cuda.CUDAGraph(), 20
-    with torch.cuda.graph(graph):
-        body()
-    for _ in range(3):
-        graph.replay()
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        group.least(0)
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(count):
-            graph.replay()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last) * 1e3 / count)
-    group.least(0)
-    return min(times)
+def _microseconds(body: Callable[[], None]) -> float:
+    """Of its replays, as many on each rank."""
+    return device_ms(captured(body), repeats=100) * 1e3
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ class ExpertsLinear(Packable):
 
     Args:
         parts: name -> number of outputs, in the order of the outputs; of one part the name is not asked for.
-        shares: of each part's outputs what this rank has; None: all.
-        inputs: of the inputs likewise.
+        shares: of each part, of its outputs or of its inputs, what this rank has; None: all.
     """
 
     def __init__(
@@ -30,15 +29,15 @@ class ExpertsLinear(Packable):
         dtype: torch.dtype,
         device: torch.device,
         shares: Mapping[str, Share] | None = None,
-        inputs: Share | None = None,
     ) -> None:
         super().__init__()
         self._whole = {name: (size, in_features) for name, size in parts.items()}
-        self._shares = shares if inputs is None else dict.fromkeys(parts, inputs)
-        if shares is not None:
-            parts = {name: share.size for name, share in shares.items()}
-        if inputs is not None:
-            in_features = inputs.size
+        self._shares = shares
+        for name, share in (shares or {}).items():
+            if share.dim == 0:
+                parts = {**parts, name: share.size}
+            else:
+                in_features = share.size
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, sum(parts.values())
         self._parts: dict[str, slice] = {}
         start = 0

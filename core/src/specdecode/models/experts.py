@@ -71,16 +71,16 @@ class SparseMLP(torch.nn.Module):
         super().__init__()
         hidden, size, count = config.hidden_size, mixture.intermediate_size, mixture.num_experts
         kind: dict[str, Any] = {"dtype": dtype, "device": device}
-        own = inner = None
+        outputs = inputs = None
         if group.size > 1:
-            rows, inner = (mixture.share(group.rank, group.size, dim) for dim in (0, 1))
-            own = {"gate_proj": rows, "up_proj": rows}
+            rows, columns = (mixture.share(group.rank, group.size, dim) for dim in (0, 1))
+            outputs, inputs = {"gate_proj": rows, "up_proj": rows}, {"down_proj": columns}
         self.group = group
         self.gate = Router(hidden, count, **kind)
         self.gate_up_proj = ExpertsLinear(
-            count, hidden, {"gate_proj": size, "up_proj": size}, shares=own, **kind
+            count, hidden, {"gate_proj": size, "up_proj": size}, shares=outputs, **kind
         )
-        self.down_proj = ExpertsLinear(count, size, {"down_proj": hidden}, inputs=inner, **kind)
+        self.down_proj = ExpertsLinear(count, size, {"down_proj": hidden}, shares=inputs, **kind)
         self.count, self.normalize = mixture.count, mixture.normalize
         self.activation = getattr(activation, ACTIVATIONS[config.hidden_act])
         self.act: Activation = "silu" if config.hidden_act != "gelu_pytorch_tanh" else "gelu_tanh"
